@@ -270,9 +270,9 @@ def score_site(folder: Path) -> None:
 
     read_asked(folder / "asked.npz")
     raw = read(folder / "guesses.json", GUESSES)
-    read(folder / "key.json", KEY)
+    known = read(folder / "key.json", KEY)
     if "two_stage_membership" in raw["audits"]:
-        _score_members(raw["audits"]["two_stage_membership"], folder / "key.json")
+        _score_members(raw["audits"]["two_stage_membership"], known)
 
 
 def guard_model(folder: Path) -> None:

@@ -4,19 +4,25 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from fedaudit.accounting import (
     ORDERS,
     Exposure,
     Guarantee,
+    _composed_losses,
     amplified_by_shuffling,
     calibrate,
     epsilon,
     from_opacus,
     gaussian_delta,
     largest_amplified,
+    privacy_curve,
     renyi,
     shuffled,
+    success_ceiling,
+    total_variation,
+    trade_off,
 )
 from fedaudit.errors import ConfigError, UsageError
 
@@ -174,3 +180,99 @@ def test_a_guarantee_survives_a_round_trip():
 def test_a_delta_out_of_range_is_refused(delta):
     with pytest.raises(ConfigError, match="delta"):
         epsilon(Exposure(sampling_rate=0.1, steps=1, rounds=1), 1.0, delta)
+
+
+# -- what an adversary can reach ------------------------------------------------------------------
+
+
+def steps(count, q=1.0, rounds=1):
+    return Exposure(sampling_rate=q, steps=count, rounds=rounds)
+
+
+@pytest.mark.parametrize("z", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize(("relation", "moved"), [("replace", 2.0), ("add_or_remove", 1.0)])
+@pytest.mark.parametrize("count", [1, 10])
+def test_total_variation_of_gaussian_steps_is_known(z, relation, moved, count):
+    mu = moved * math.sqrt(count) / z
+    expected = 2 * scipy.stats.norm.cdf(mu / 2) - 1
+    assert total_variation(steps(count), z, relation=relation) == pytest.approx(expected)
+    ceiling = success_ceiling(steps(1, rounds=count), z, relation=relation)
+    assert ceiling == pytest.approx(scipy.stats.norm.cdf(mu / 2))
+    rates = np.array([0.001, 0.1, 0.5])
+    curve = scipy.stats.norm.cdf(scipy.stats.norm.ppf(rates) + mu)
+    np.testing.assert_allclose(trade_off(steps(count), z, rates, relation=relation), curve)
+
+
+@pytest.mark.parametrize("relation", ["replace", "add_or_remove"])
+def test_the_composed_losses_agree_with_the_closed_form(relation):
+    for count, z in ((1, 1.0), (10, 2.0)):
+        losses = _composed_losses(1.0, z, count, relation)
+        exact = total_variation(steps(count), z, relation=relation)
+        assert exact <= losses.get_delta_for_epsilon(0.0) <= exact + 1e-3
+
+
+def mixtures(q, z, relation):
+    """The densities of a sampled step with and without the unit, and with another one."""
+    x = np.linspace(-12 * z - 2, 12 * z + 2, 200_001)
+    blank = scipy.stats.norm.pdf(x, 0, z)
+    one = (1 - q) * blank + q * scipy.stats.norm.pdf(x, 1, z)
+    other = (1 - q) * blank + q * scipy.stats.norm.pdf(x, -1, z)
+    return x[1] - x[0], one, other if relation == "replace" else blank
+
+
+@pytest.mark.parametrize("relation", ["replace", "add_or_remove"])
+@pytest.mark.parametrize(("q", "z"), [(0.1, 1.0), (0.4, 0.7)])
+def test_a_sampled_step_agrees_with_numerical_integration(relation, q, z):
+    width, p, other = mixtures(q, z, relation)
+    exact = 0.5 * np.abs(p - other).sum() * width
+    found = total_variation(steps(1, q), z, relation=relation)
+    assert exact - 1e-9 <= found <= exact + 2e-3
+    # the Neyman-Pearson curve of these densities, and that of the other direction
+    for inside, outside in ((p, other), (other, p)):
+        order = np.argsort(-inside / np.maximum(outside, 1e-300))
+        fpr, tpr = (np.cumsum(d[order]) * width for d in (outside, inside))
+        for rate in (0.01, 0.1, 0.5):
+            bound = float(trade_off(steps(1, q), z, [rate], relation=relation)[0])
+            assert bound >= np.interp(rate, fpr, tpr) - 1e-4
+    rate = 0.1
+    best = max(
+        float(np.interp(rate, *(np.cumsum(d[np.argsort(-a / b)]) * width for d in (b, a))))
+        for a, b in ((p, other), (other, p))
+    )
+    bound = float(trade_off(steps(1, q), z, [rate], relation=relation)[0])
+    assert bound <= best + 0.02
+
+
+def test_sampling_more_steps_and_less_noise_only_raise_the_ceiling():
+    found = [success_ceiling(steps(k, 0.2), 1.0) for k in (1, 10, 100)]
+    assert found == sorted(found)
+    assert success_ceiling(steps(10, 0.2), 1.0) < success_ceiling(steps(10), 1.0)
+    assert success_ceiling(steps(10, 0.2), 0.0) == 1.0
+    assert success_ceiling(steps(10, 0.0), 1.0) == 0.5
+    assert trade_off(steps(1), 0.0, [0.1]) == pytest.approx(1.0)
+    with pytest.raises(UsageError, match="no bound"):
+        total_variation(steps(1), -1.0)
+
+
+@pytest.mark.parametrize("z", [0.7, 2.0, 30.0])
+def test_a_curve_agrees_with_its_schedule(z):
+    """Epsilon, total variation and trade-off on the coarse grid, never below the fine one."""
+    exposure = Exposure(sampling_rate=0.1, steps=5, rounds=8)
+    curve = privacy_curve(exposure, z)
+    fine = epsilon(exposure, z, 1e-5)
+    assert fine <= curve.epsilon_at(1e-5) <= fine * 1.05 + 0.01
+    variation = total_variation(exposure, z, relation="add_or_remove")
+    assert curve.total_variation == pytest.approx(variation, rel=0.02, abs=1e-4)
+    rates = np.array([0.01, 0.1, 0.5])
+    most = trade_off(exposure, z, rates, relation="add_or_remove")
+    for rate, true_positive in zip(rates, most, strict=True):
+        assert curve.least_false(float(true_positive)) == pytest.approx(rate, rel=0.02)
+
+
+def test_a_curve_of_whole_batches_is_one_gaussian():
+    exposure = Exposure(sampling_rate=1.0, steps=4, rounds=1)
+    curve = privacy_curve(exposure, 2.0)
+    assert curve.shift == 1.0
+    assert curve.epsilon_at(1e-5) == pytest.approx(epsilon(exposure, 2.0, 1e-5), rel=2e-3)
+    assert curve.least_false(0.5) == pytest.approx(0.15865525, abs=1e-7)
+    assert curve.least_false(0.0) == 0.0

@@ -224,8 +224,9 @@ def test_init(tmp_path):
     games = [f"audits.active_membership.{k}" for k in ("games=40", "recorded=2", "simulated=50")]
     done = fedaudit.run(written, tmp_path / "run", overrides=["federation.rounds=1", *games])
     assert not done.failed
-    assert [c.variant for c in done.chapters] == ["shuffled", "shuffled, DP-SGD"]
-    assert read_as_table(done)["variant"].unique().tolist() == ["shuffled", "shuffled, DP-SGD"]
+    names = ["as it is", "secure aggregation", "secure aggregation, DP-SGD"]
+    assert [c.variant for c in done.chapters] == names
+    assert read_as_table(done)["variant"].unique().tolist() == names
 
 
 def test_harden(tmp_path):
@@ -258,3 +259,14 @@ def test_frames_are_plain_numbers_and_text(study):
     frame = study.estimates.to_frame()
     assert pd.api.types.is_float_dtype(frame["value"])
     assert set(frame["audit"].map(type)) == {str}
+
+
+def test_outcomes_print_in_a_few_lines(study, shuffled):
+    for outcome in (study, study.runs[0], study.results[0], study.findings[0], study.estimates):
+        for text in (str(outcome), repr(outcome)):
+            assert len(text) < 800
+            assert len(text.splitlines()) <= 7
+            assert type(outcome).__name__ in text
+    assert str(study.path) in str(study)
+    assert len(repr(shuffled)) < 800
+    assert "<table>" in study._repr_html_()

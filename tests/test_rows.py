@@ -66,3 +66,45 @@ def test_a_container_that_allows_less_counts(monkeypatch, tmp_path):
     assert rows.memory.__wrapped__() == 1 << 20
     (tmp_path / "memory.max").write_text("max\n")
     assert rows.memory.__wrapped__() > 1 << 28
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda t: t,
+        lambda t: t[1:],
+        lambda t: t.numpy()[2],
+        lambda t: memoryview(t.numpy()),
+        lambda t: t.detach().T,
+        lambda t: {"a": [t.untyped_storage()]},
+    ],
+)
+def test_storage_is_handed_out_again_only_when_nobody_holds_it(hold):
+    buffer = rows.RowBuffer()
+    place = buffer.take(3, 4).data_ptr()
+    assert buffer.take(3, 4).data_ptr() == place
+    assert buffer.take(4, 3).data_ptr() == place
+    held = hold(buffer.take(3, 4))
+    assert buffer.take(3, 4).data_ptr() != place
+    del held
+    again = buffer.take(3, 4).data_ptr()
+    assert buffer.take(3, 4).data_ptr() == again
+    assert tuple(buffer.take(5, 4).shape) == (5, 4)
+
+
+def test_storage_is_never_shared_where_torch_cannot_tell(monkeypatch):
+    import torch
+
+    monkeypatch.delattr(torch._C, "_storage_Use_Count")
+    buffer = rows.RowBuffer()
+    one = buffer.take(3, 4).fill_(1)
+    buffer.take(3, 4).fill_(2)
+    assert bool((one == 1).all())
+
+
+def test_large_storage_is_not_kept(monkeypatch):
+    monkeypatch.setattr(rows, "REUSED_BYTES", 47)
+    buffer = rows.RowBuffer()
+    first = buffer.take(3, 4)
+    assert buffer.take(3, 4).data_ptr() != first.data_ptr()
+    assert buffer._kept is None

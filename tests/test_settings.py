@@ -120,7 +120,6 @@ CONSTRAINED = [
     settings.Positive,
     settings.PositiveFinite,
     settings.NonNegative,
-    settings.Finite,
     settings.Fraction,
     settings.Share,
     settings.ShareAboveZero,

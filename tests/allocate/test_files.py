@@ -94,12 +94,29 @@ def table_allocated(allocated, owners, **more):
     )
 
 
+def test_the_config_keeps_the_comments_of_the_one_it_contains(allocated, owners):
+    noted = "# ours, do not edit\n" + CONFIG.replace("hidden = [4]", "hidden = [4]  # small")
+    noted = noted.replace("clip = 0.5", "# agreed with the sites\nclip = 0.5  # L2")
+    (owners / "mine.toml").write_text(noted, "utf-8")
+    table_allocated(allocated, owners)
+    text = (owners / "out" / "dp_sgd.toml").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for kept in ("# ours, do not edit", "hidden = [4]  # small", "# agreed with the sites"):
+        assert kept in lines
+    assert "clip = 0.5  # L2" in lines
+    z = tomllib.loads(text)["protections"]["dp_sgd"]["noise_multiplier"]
+    named = [line.partition("#")[2].strip() for line in lines if line.startswith("  ")]
+    assert (len(z), named) == (3, ["west", "north", "east"])
+
+
 def test_the_config_runs_and_every_client_gets_its_own_noise(allocated, owners):
     """End to end on data with owners, whatever the order of the table."""
     found = table_allocated(allocated, owners)
     assert (found.allocation.rounds, found.allocation.batch_size) == (2, 8)
     raw = tomllib.loads((owners / "out" / "dp_sgd.toml").read_text(encoding="utf-8"))
     mine = tomllib.loads(CONFIG)
+    # the file stands in another folder than the config, and paths are relative to it
+    mine["data"]["path"] = str(owners / mine["data"]["path"])
     for section in ("data", "partition", "task", "training", "federation", "audits"):
         assert raw[section] == mine[section]
     assert raw["protections"]["dp_sgd"]["clip"] == 0.5

@@ -93,7 +93,7 @@ def test_without_sizes():
     rows = [{k: v for k, v in row(n).items() if k not in gone} for n in ("a", "b")]
     rows[0]["less_noise_than_uniform"] = True
     said = words(*rows, delta=None, model_noise={"equal": {"ratio": 1.0}})
-    assert "--size-column" in said["record level"]
+    assert "`size_column`" in said["record level"]
     assert "cannot be compared with" in said["dataset level"]
     assert "a (multiplier 3 to 3.2)" in said["who pays"]
 

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from fedaudit import study
+from fedaudit.audits import AUDITS
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.coverage import COVERABLE, Coverage, uncovered
 from fedaudit.decide.gate import gate
 from fedaudit.errors import NothingToSay, NotObservable
 from fedaudit.results import AuditResult
 from fedaudit.trace import AGGREGATOR, ANONYMOUS, SERVER, Recorder, Trace
+from fedaudit.trace.recorder import layouts_like
 
 CLIENTS = ("client-00", "client-01", "client-02")
 PLAIN = {"w": np.zeros(4, dtype=np.float32)}
@@ -72,7 +74,7 @@ def test_where_nothing_arrived_nothing_is_said_to_be_protected(tmp_path):
         judged(trace)
     assert error.value.code == "nothing_arrived"
     found = study.audit(trace.path)
-    assert len(found.results) == 7
+    assert len(found.results) == len(AUDITS)
     for r in found.results:
         assert (r.status, r.need.code) == ("nothing_to_say", "nothing_arrived")
     assert {f.verdict for f in found.findings} == {"nothing_to_say"}
@@ -203,3 +205,17 @@ def test_the_result_is_exact_and_survives_json(tmp_path):
     e = result.estimates["kinds_outside_protection"]
     assert (e.low, e.high, e.confidence, e.baseline) == (e.value, e.value, 1.0, 0.0)
     assert AuditResult.from_json(result.to_json()) == result
+
+
+def test_whole_numbers_of_a_further_record_are_no_statistics_of_a_layer(tmp_path):
+    like = {"w": np.zeros(3, np.float32), "control/steps": np.zeros(1, np.int64)}
+    own = layouts_like(like)
+    layouts = {"model": own["model"], "record-control-integers": own["integers"]}
+    recorder = Recorder(tmp_path / "t", layouts=layouts)
+    with recorder.round() as wire:
+        wire.send("model", SERVER, "a", {"w": like["w"]}, step=0)
+        wire.send("model", "a", SERVER, like, step=1)
+    recorder.close()
+    notes = study.audit(tmp_path / "t", ["coverage"]).results[0].notes
+    assert "integer buffers: control/steps" in notes
+    assert not any("normalisation" in note for note in notes)

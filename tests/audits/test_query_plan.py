@@ -211,7 +211,7 @@ def test_what_was_not_answered_does_not_count(tmp_path):
     trace, _ = recorded(tmp_path, [total_and(but_one)], unanswered={(1, 1)})
     result = audited(trace)
     assert result.estimates["smallest_exposed_group"].value == K
-    assert any("1 queries were refused" in note for note in result.notes)
+    assert any("1 query refused" in note for note in result.notes)
 
 
 def test_monotone_more_answers_never_expose_larger_groups(tmp_path):

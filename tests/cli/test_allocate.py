@@ -129,3 +129,62 @@ def test_the_printed_command_runs_on_the_users_own_data(command, tmp_path):
     code, out, _ = command(USUAL)
     assert code == 0
     assert "fedaudit run" not in out  # nothing is known of any data
+
+
+OPTIONS = """
+clients = "clients.csv"
+size-column = "n"
+group_column = "region"
+rounds = 100
+batch = 32
+budget = 0.05
+accountant = "rdp"
+json = true
+"""
+
+
+def test_options_of_a_file_are_as_if_typed_and_what_is_typed_wins(command, tmp_path):
+    (tmp_path / "noise.toml").write_text(OPTIONS, encoding="utf-8")
+    typed = command(USUAL + " --accountant rdp --json")
+    assert typed[0] == 0
+    assert command("allocate --options noise.toml") == typed
+    other = json.loads(command("allocate --options noise.toml --rounds 7 --budget 0.5")[1])
+    assert (other["rounds"], other["budget"]) == (7, 0.5)
+    assert other["accountant"] == "rdp"
+
+
+def test_paths_in_a_file_of_options_start_at_its_folder(command, tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "clients.csv").rename(tmp_path / "kept" / "clients.csv")
+    text = OPTIONS + 'out = "noise"\n'
+    (tmp_path / "kept" / "noise.toml").write_text(text, encoding="utf-8")
+    assert command("allocate --options kept/noise.toml")[0] == 0
+    assert (tmp_path / "kept" / "noise" / "allocation.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ("rouns = 3", "did you mean 'rounds'?"),
+        ("rounds = 1.5", "--rounds"),
+        ("rounds = [1]", "expected: a number, or a text in quotes"),
+        ("rounds = true", "expected: a number, or a text in quotes"),
+        ("quiet = 1", "expected: true or false"),
+        ('group-column = "a"\norganisation-column = "b"', "is given twice"),
+        ('weights = "sizes"', "--weights"),
+        ('options = "other.toml"', "is not an option of this command"),
+        ("rounds = ", "cannot read the options"),
+    ],
+)
+def test_a_file_of_options_is_checked_like_the_command(command, tmp_path, line, part):
+    (tmp_path / "noise.toml").write_text(line + "\n", encoding="utf-8")
+    code, out, err = command("allocate clients.csv --options noise.toml")
+    assert (code, out) == (2, "")
+    assert part in err
+    assert not (tmp_path / "fedaudit-allocation").exists()
+
+
+def test_a_missing_file_of_options_is_named(command):
+    code, _, err = command("allocate clients.csv --options absent.toml")
+    assert code == 2
+    assert "absent.toml" in err

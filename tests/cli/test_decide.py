@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -65,7 +66,7 @@ def test_an_unknown_metric_is_a_message_with_the_nearest(command, finished):
 def test_all_files_are_written_also_when_the_policy_fails(command, finished):
     code, out, _ = command(
         "gate", finished, "--policy", policy(BROKEN + LOST), "--junit", "j.xml", "--sarif",
-        "s.sarif", "--json", "g.json",
+        "s.sarif", "--json-file", "g.json",
     )  # fmt: skip
     assert code == 4
     assert "FAILED" in out
@@ -76,8 +77,26 @@ def test_all_files_are_written_also_when_the_policy_fails(command, finished):
     assert json.loads(Path("g.json").read_text())["counts"]["missing"] == 1
 
 
+def test_a_policy_that_starts_from_a_run_is_kept_by_it_and_says_what_it_cannot_show(
+    command, finished
+):
+    assert command("gate", finished, "--init", "first.toml")[0] == 0
+    written = Path("first.toml").read_text()
+    limits = {x["metric"]: x for x in tomllib.loads(written)["limit"]}
+    assert limits["accuracy"]["at_least"] > 0
+    assert any(name.startswith(("coverage.", "fingerprint.")) for name in limits)
+    assert "1.5 x chance" in written
+    assert command("gate", finished, "--policy", "first.toml")[0] == 0
+    # a little tighter, and one limit at least breaks: they are no looser than they need be
+    least = limits["accuracy"]["at_least"]
+    Path("tight.toml").write_text(
+        written.replace(f"at_least = {least}", f"at_least = {least + 0.01}")
+    )
+    assert command("gate", finished, "--policy", "tight.toml")[0] == 4
+
+
 def test_json_goes_to_standard_output_alone(command, finished):
-    code, out, _ = command("gate", finished, "--policy", policy(KEPT), "--json", "-")
+    code, out, _ = command("gate", finished, "--policy", policy(KEPT), "--json")
     assert code == 0
     assert json.loads(out)["passed"] is True
 
@@ -101,7 +120,7 @@ def test_the_example_policy_is_written_once(command, finished):
 
 @pytest.mark.parametrize(
     "arguments",
-    ["gate", "gate run", "gate --policy p", "gate run --init p", "power"],
+    ["gate", "gate run", "gate --policy p", "gate --policy q --init p", "power"],
 )
 def test_an_incomplete_command_says_what_is_missing(command, arguments):
     code, _, err = command(*arguments.split())
@@ -111,7 +130,7 @@ def test_an_incomplete_command_says_what_is_missing(command, arguments):
 
 def test_no_output_names_a_client(command, finished):
     text = KEPT.replace("linkage_accuracy", "share").replace("1.0", '0.0\nper = "client"')
-    files = ("--junit", "j.xml", "--sarif", "s.sarif", "--json", "g.json")
+    files = ("--junit", "j.xml", "--sarif", "s.sarif", "--json-file", "g.json")
     code, out, err = command("gate", finished, "--policy", policy(text), *files)
     assert code == 4
     for said in (out, err, *(Path(f).read_text() for f in files[1::2])):
@@ -152,9 +171,11 @@ def test_a_diff_fails_where_a_result_was_deleted_or_says_less(command, finished,
     assert command("diff", "less", finished, "--fail-on-worse")[0] == 0
     raw = json.loads((finished / "results" / "fingerprint.json").read_text())
     raw["result"]["estimates"]["linkage_accuracy"] |= {"value": 1, "low": 0.99, "high": 1}
+    raw["result"]["test"]["adjusted"] |= {"linkage_accuracy": 0.001}
+    raw["result"]["test"]["decided"] = "linkage_accuracy"
     leak = json.dumps(raw)
     lost = {"status": "blind", "need": {"code": "no_truth", "what": "no truth"}, "known": False}
-    raw["result"] |= {"headline": None, "estimates": {}, "bounds": {}, **lost}
+    raw["result"] |= {"headline": None, "estimates": {}, "bounds": {}, "test": None, **lost}
     for name, text in (("leaking", leak), ("mute", json.dumps(raw))):
         copy = Path(shutil.copytree(finished, tmp_path / name))
         (copy / "results" / "fingerprint.json").write_text(text)

@@ -23,7 +23,7 @@ from fedaudit.tasks import models
 from fedaudit.tasks.classifier import Classifier
 from fedaudit.trace import Recorder
 from fedaudit.trace.truth import TruthRecorder
-from reproductions.guard import planted
+from reproductions.guard import behaviour, planted
 
 SEED = Seed(3)
 
@@ -161,7 +161,7 @@ def test_own_records(command, tmp_path, monkeypatch):
     np.savez(tmp_path / "mine.npz", x=x, y=y)
     both = ("--data", "mine.npz", "--model", "own_model:build")
     code, out, err = command("m.safetensors", *both, "--label", "y", "--json")
-    assert code == 0, err
+    assert code == 5, err  # without earlier models nobody can tell whether it was altered
     assert {"silent", "one_record"} <= {c.name for c in GuardReport.from_json(out).checks}
     record(tmp_path / "t", rounds=1)
     code, out, err = command("t", *both, "--label", "y", "--json")
@@ -178,6 +178,48 @@ def test_own_records(command, tmp_path, monkeypatch):
         ("wide", "wide(n): missing a required argument: 'n'"),
     ):
         code, _, err = command("m.safetensors", *both[:3], f"own_model:{factory}", "--label", "y")
+        assert code == 2
+        assert said in err
+
+
+def test_earlier_models_and_own_records_show_an_alteration(command, tmp_path, monkeypatch):
+    (tmp_path / "flat_model.py").write_text(
+        "from fedaudit.tasks import models\n\ndef build():\n    return models.mlp(64, (128,), 10)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = behaviour.honest_run("mlp", "digits", seed=5, rounds=4)
+    for t, state in enumerate(run.states):
+        save_file({k: v.numpy() for k, v in state.items()}, tmp_path / f"{t}.safetensors")
+    x, y = run.own
+    np.savez(tmp_path / "mine.npz", x=x.flatten(1).numpy(), y=y.numpy())
+    planted_state, target = behaviour.one_bias(run, 0, np.random.default_rng(0))
+    save_file({k: v.numpy() for k, v in planted_state.items()}, tmp_path / "bad.safetensors")
+    own = ("--data", "mine.npz", "--label", "y", "--model", "flat_model:build")
+    earlier = [a for t in range(4) for a in ("--previous", f"{t}.safetensors")]
+    code, out, err = command("4.safetensors", *own, *earlier)
+    assert code == 0, err
+    assert "No unit changed beyond what 3 earlier rounds show" in out
+    code, out, err = command("bad.safetensors", *own, *earlier)
+    assert code == 4, err
+    assert "This model was altered" in out
+    assert f"record {target}, exactly (unit" in out
+    code, out, _ = command("bad.safetensors", *own, "--json")
+    assert code == 5
+    report = GuardReport.from_json(out)
+    assert target in {r.record for r in report.exposure.exposed}
+    assert command("bad.safetensors", *own, "--max-exposed", 0)[0] == 4
+    assert command("bad.safetensors", *own, "--max-exposed", 100)[0] == 5
+    record(tmp_path / "t", rounds=1)
+    code, _, err = command("t", *own, "--max-exposed", 0)
+    assert code == 2
+    assert "exposure is measured on a single model" in err
+    for wrong, said in (
+        (("--max-exposed", -1, *own), "max_exposed"),
+        (("--max-exposed", 0), "counts own records"),
+        (("--learning-rate", 0, *own), "learning_rate"),
+        (("--epochs", 0, *own), "epochs"),
+    ):
+        code, _, err = command("bad.safetensors", *wrong)
         assert code == 2
         assert said in err
 
@@ -223,7 +265,7 @@ def test_a_calibration_has_the_checks_on_own_records(command, tmp_path, monkeypa
     save_file(honest(99), tmp_path / "m.safetensors")
     at = ("--calibration", "own.json", "--level", 0.05, "--json")
     code, out, err = command("m.safetensors", *own, *at)
-    assert code in (0, 4), err
+    assert code in (4, 5), err
     assert {"silent", "one_record"} <= {c.name for c in GuardReport.from_json(out).checks}
 
 

@@ -130,3 +130,22 @@ def test_a_hostile_file_ends_in_a_message(
         assert done.code in (1, 2, 3, 5), (thing, done)
         assert "Traceback" not in done.err
         assert done.err.strip(), thing
+
+
+@pytest.mark.parametrize("where", ["file", "column"])
+def test_a_hostile_name_does_not_reach_the_terminal(in_process, tmp_path, monkeypatch, where):
+    """A line break, an escape sequence, and a mark that turns text around."""
+    monkeypatch.chdir(tmp_path)
+    name = "a\n\x1b[31m\u202e$(touch x)"
+    rows = "".join(f"{i % 7},{i}.5,{i % 2}\n" for i in range(60))
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    names = ["-rf", "it's", name if where == "file" else "plain"]
+    for site in names:
+        column = f'"{name}"' if where == "column" else "age"
+        (folder / f"{site}.csv").write_text(f"{column},bp,outcome\n{rows}")
+    for command in (["init", "sites"], ["run", "fedaudit.toml", "--dry-run"]):
+        done = in_process(*command)
+        assert done.code == 0, done.err
+        for shown in (done.out, done.err):
+            assert all(c.isprintable() for c in shown if c not in "\n\t")

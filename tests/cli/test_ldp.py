@@ -139,3 +139,25 @@ def test_mistakes_end_in_words_and_code_2(command, own, arguments, words):
     assert words in err
     assert "Traceback" not in err
     assert "try:" in err
+
+
+def test_a_file_of_options_and_what_is_typed_wins(command, tmp_path):
+    lines = ['mechanism = "grr"', "epsilon = 1", "alphabet = 4", "samples = 2000", "json = true"]
+    (tmp_path / "claim.toml").write_text("\n".join(lines), encoding="utf-8")
+    done = command("--options", "claim.toml")
+    assert done == command("grr", "--epsilon", 1, "--alphabet", 4, "--samples", 2000, "--json")
+    wider = json.loads(command("--options", "claim.toml", "--epsilon", 2)[1])
+    assert (wider["claimed"], wider["settings"]["alphabet"]) == (2, 4)
+
+
+def test_inputs_of_a_mechanism_of_ones_own_may_stand_in_a_file(command, own, tmp_path):
+    lines = [f'callable = "{own}:coin"', "epsilon = 1.2", 'input = ["0", "1"]', "samples = 2000"]
+    (tmp_path / "claim.toml").write_text("\n".join(lines), encoding="utf-8")
+    assert "verdict   consistent" in command("--options", "claim.toml")[1]
+
+
+def test_an_unknown_option_in_a_file_is_refused_with_the_nearest(command, tmp_path):
+    (tmp_path / "claim.toml").write_text("alphabets = 4", encoding="utf-8")
+    code, _, err = command("grr", "--options", "claim.toml")
+    assert code == 2
+    assert "did you mean 'alphabet'?" in err

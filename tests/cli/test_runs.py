@@ -203,7 +203,7 @@ def test_settings_of_audits_and_of_records_can_be_given_for_a_stored_trace(comma
         (("audits.fingerprint.method=1",), ("unknown key", "methods")),
         (("federation.rounds=3",), ("not a setting of an audit", "fedaudit run --set")),
         (("audits.two_stage_membership.records=4",), ("which does not run", "--only two_stage")),
-        (("audits.nothing.records=4",), ("which does not run", "one of: active_membership")),
+        (("audits.nothing.records=4",), ("which does not run", "active_membership")),
         (("data.missing=drop",), ("no records", "--data")),
     ):
         code, _, err = command(*asked, *given)
@@ -259,7 +259,7 @@ def test_the_report_of_a_study_that_was_stopped_says_what_is_missing(
         stop_after(patched, rounds)
         code, _, err = command("run", "s.toml", "--out", "study", "-q")
     assert code == 130
-    assert "whatever was complete is kept" in err
+    assert "complete results are kept" in err
     code, out, _ = command("report", "study")
     assert code == 0
     told = " ".join(out.split())
@@ -292,9 +292,8 @@ def test_what_is_not_there_is_said_to_be_not_there(command, tmp_path):
     assert "no such folder" in err
     (tmp_path / "s.toml").write_text(STUDY)
     assert command("run", "s.toml", "--out", "study", "-q")[0] == 0
-    code, _, err = command("audit", "study")
+    code, _, err = command("audit", "study", "--truth", "elsewhere")
     assert code == 2
-    assert "study is a study of several runs" in err
     assert "study/s-shuffled" in err
     assert "study/s-noise" in err
 
@@ -329,3 +328,34 @@ def test_a_second_run_into_a_folder_is_told_that_another_is_at_work(command, tmp
         code, _, err = command("run", "s.toml", "--out", "study", "-q")
     assert code == 2
     assert "another process is at work in study" in err
+
+
+def test_a_study_ends_with_at_most_15_lines_and_verbose_with_all(command, tmp_path):
+    (tmp_path / "s.toml").write_text(STUDY)
+    code, out, err = command("run", "s.toml", "--out", "study")
+    assert (code, err.count("\n") <= 7) == (0, True)
+    lines = out.splitlines()
+    assert len(lines) <= 15
+    assert max(map(len, lines)) <= 80
+    assert lines[-2].startswith("$ fedaudit ")
+    assert lines[-1] == "report: study/report.html"
+    _, told, _ = command("report", "study", "--verbose")
+    assert "bound: none known; trust: " in " ".join(told.split())
+    assert len(told.splitlines()) > len(lines)
+
+
+def test_several_runs_make_one_index_with_the_limits_of_a_policy(command, tmp_path):
+    (tmp_path / "s.toml").write_text(STUDY)
+    command("run", "s.toml", "--out", "study", "-q")
+    limit = '[[limit]]\nmetric = "fingerprint.linkage_accuracy"\nat_most = 0.4\n'
+    (tmp_path / "policy.toml").write_text(limit)
+    runs = ["study/s-shuffled", "study/s-noise"]
+    code, out, _ = command("report", *runs, "--policy", "policy.toml", "--out", "index")
+    assert code == 0
+    assert "over 2 runs: index/index.html" in out
+    html = (tmp_path / "index" / "index.html").read_text()
+    assert html.count("limit fingerprint.linkage_accuracy") == 1
+    assert 'href="../study/s-noise/report.html"' in html
+    code, _, err = command("report", "study/s-noise", "--policy", "policy.toml")
+    assert code == 2
+    assert "a single run has no time line" in err

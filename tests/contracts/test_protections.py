@@ -25,6 +25,7 @@ EXPOSURE = Exposure(sampling_rate=0.1, steps=3, rounds=2)
 SETTINGS = {
     "dp_sgd": ({"noise_multiplier": (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)}, {"epsilon": 4.0}),
     "central_dp": ({"epsilon": 4.0},),
+    "exposure_limit": ({"epsilon": 4.0}, {"least_records": 3, "refuse_above": 0.5}),
     "update_noise": ({"epsilon": 4.0},),
     "local_dp": ({"mechanism": "laplace"}, {"mechanism": "bitrand"}),
     "secure_aggregation": ({"threshold": 2}, {"threshold": 3, "plan": "groups"}),
@@ -34,6 +35,7 @@ IDENTITY = {
     "clip": {"bound": 1e6},
     "central_dp": {"noise_multiplier": 0.0, "clip": 1e6},
     "dp_sgd": {"noise_multiplier": 0.0, "clip": 1e6},
+    "exposure_limit": {"noise_multiplier": 0.0, "clip": 1e6, "least_records": 1},
     "update_noise": {"noise_multiplier": 0.0, "clip": 1e6},
 }
 """Settings with which a protection changes no number."""
@@ -147,6 +149,7 @@ def test_a_guarantee_states_all_of_its_fields(hook):
 PLACE_OF_NOISE = {
     "central_dp": "aggregate",
     "dp_sgd": "step",
+    "exposure_limit": "upload",
     "secure_aggregation": "rounding",
     "update_noise": "upload",
 }
@@ -337,3 +340,20 @@ def test_a_target_epsilon_is_met_and_not_undershot(name):
     assert 3.8 <= hook.guarantee(0, EXPOSURE).epsilon <= 4.0
     less = replace(hook, noise_multiplier=hook.noise_multiplier * 2)
     assert less.guarantee(0, EXPOSURE).epsilon < hook.guarantee(0, EXPOSURE).epsilon
+
+
+def test_searched_noise_can_be_set_and_ranked():
+    kinds = {name: find(PROTECTIONS, "protection", name) for name in PROTECTIONS}
+    searched = {name: kind.search for name, kind in kinds.items() if kind.search is not None}
+    assert len(searched) >= 5
+    assert len({s.rank for s in searched.values()}) == len(searched)
+    for name, how in searched.items():
+        for level in (how.low, how.high):
+            setting = "epsilon" if kinds[name].randomises_records else "noise_multiplier"
+            own = {setting: 1 / level if setting == "epsilon" else level}
+            hook = make(name, {**how.settings, **own})
+            promised = hook.guarantee(0, EXPOSURE)
+            assert promised is None or not how.unit or promised.unit == how.unit
+        if how.per_client:
+            many = make(name, {"noise_multiplier": (how.low, how.high)})
+            assert many.own_multipliers == (how.low, how.high)

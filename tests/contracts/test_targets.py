@@ -78,3 +78,13 @@ def test_bench_runs_every_benchmark_that_its_environment_can():
     assert run == there - ELSEWHERE - SHARED
     page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     assert re.search(r"`make bench` runs them, but for `flower_recording\.py`", page)
+
+
+def test_what_a_target_runs_is_there():
+    """Tests and scripts that a recipe names exist: CI runs targets that `make test` does not."""
+    named = re.findall(
+        r"\b(?:tests|benchmarks|docs|reproductions|examples)/[\w/.-]+\b",
+        (ROOT / "Makefile").read_text(encoding="utf-8"),
+    )
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []

@@ -102,11 +102,11 @@ def test_init_plan_and_report_name_them(tmp_path, monkeypatch):
     raw = {**load(tmp_path / "fedaudit.toml", overrides=changes).raw, "audits": {"coverage": {}}}
     done = run(raw, tmp_path / "run")
     assert done.chapter is not None
-    assert len(done.chapter.notices) == 4
+    assert len(done.chapter.data_notes) == 4
     said = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     for name in SIZES:
         assert name not in json.dumps(said)
     named = study.report_one(tmp_path / "run", names=True)
     assert named.chapter is not None
     for name in ("Brno", "Cork", "Malmo", "Turin"):
-        assert any(name in notice for notice in named.chapter.notices)
+        assert any(name in notice for notice in named.chapter.data_notes)

@@ -191,7 +191,7 @@ def designs():
 
 def test_designs_range_from_groups_to_partitions(designs):
     names = [d.name for d in designs.designs]
-    assert names[0] == "groups"
+    assert names[:3] == ["cycled", "balanced", "groups"]
     assert names[-2:] == ["partitions", "paired (published)"]
     assert designs.earliest == 9
     groups, fresh, published = designs.of("groups"), designs.of("partitions"), designs.designs[-1]
@@ -199,6 +199,15 @@ def test_designs_range_from_groups_to_partitions(designs):
     assert (fresh.rank, fresh.identifiable, fresh.exposed) == (10, 10, 5)
     assert 22 <= fresh.needed.rounds <= 33
     assert fresh.power.detected.value > 0.7
+    assert (groups.separation, groups.apart_from, groups.power.detected.value) == (0, None, 0.0)
+    cycled, balanced = designs.of("cycled"), designs.of("balanced")
+    # never full rank, and yet every client is tested without every other one
+    assert (cycled.rank, cycled.identifiable, cycled.separation) == (6, 0, 8)
+    assert (cycled.apart_from, balanced.apart_from, balanced.separation) == (5, 5, 10)
+    assert fresh.apart_from > 5
+    assert balanced.needed.rounds <= cycled.needed.rounds <= balanced.needed.rounds + 5
+    # what repeats adds no rank: even an update that never changes stays hidden
+    assert cycled.guessed[1.0].value < 0.8 < balanced.guessed[1.0].value
     assert (published.queries_per_round, published.exposed) == (100, 1)
     assert published.uploads_per_client == 55
     with pytest.raises(UsageError, match="did you mean"):
@@ -209,7 +218,8 @@ def test_the_price_rises_with_persistence_and_with_mixing(designs):
     fresh = [e.value for e in designs.of("partitions").cosine.values()]
     assert fresh == sorted(fresh)
     assert fresh[-1] == pytest.approx(1.0)
-    at = [d.cosine[0.9].value for d in designs.designs if d.cosine]
+    mixing = [d for d in designs.designs if d.name not in ("cycled", "balanced")]
+    at = [d.cosine[0.9].value for d in mixing if d.cosine]
     assert at[0] == pytest.approx(1 / np.sqrt(5))
     assert at[-1] == pytest.approx(0.965, abs=0.01)
     assert at[0] < at[-1]

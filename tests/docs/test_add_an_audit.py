@@ -65,3 +65,7 @@ def test_one_file_and_one_line_are_enough(added, tmp_path):
     assert "give every client the same weight" in (tmp_path / "run/report.html").read_text("utf-8")
     limit = {"metric": "weight.linked", "at_most_times_chance": 1.5}
     assert not gate(tmp_path / "run", {"limit": [limit]}).passed
+    summed = {**SMALL, "protections": {"secure_sum": {}}}
+    run(summed, out=tmp_path / "summed")
+    (check,) = gate(tmp_path / "summed", {"limit": [limit]}).checks
+    assert (check.status, check.code) == ("passed", "nothing_left")

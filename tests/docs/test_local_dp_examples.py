@@ -24,7 +24,7 @@ def test_the_example_of_local_dp_runs_on_a_plain_table(tmp_path):
     rows = [[*r, int(r[0] > 0.5)] for r in rng.random((80, 3)).round(3).tolist()]
     lines = [",".join(map(str, row)) for row in rows]
     (tmp_path / "own.csv").write_text("\n".join(["a,b,c,y", *lines]) + "\n")
-    (example,) = blocks("local-dp.md", "toml")
+    example, by_column = blocks("local-dp.md", "toml")
     config = load(
         {
             "data": {"path": str(tmp_path / "own.csv"), "label": "y"},
@@ -40,6 +40,14 @@ def test_the_example_of_local_dp_runs_on_a_plain_table(tmp_path):
     assert set(np.unique(seen.astype(float).round(6))) <= {0.0, 0.333333, 0.666667, 1.0}
     (hook,) = federation.protections
     assert hook.declare()["exact_epsilon"] == 3.0
+
+    names = {"path": str(tmp_path / "own.csv"), "label": "y"}
+    text = (tmp_path / "own.csv").read_text()
+    (tmp_path / "own.csv").write_text(text.replace("a,b,c,y", "age,pressure,c,y"))
+    given = {"data": names, "federation": {"clients": 4}, **tomllib.loads(example + by_column)}
+    given["protections"]["local_dp"]["bounds"]["pressure"] = [0, 250]
+    (hook,) = build(load(given))[0].protections
+    assert (hook.low, hook.high) == ((0.0, 0.0, 0.0), (120.0, 250.0, 1.0))
 
 
 def test_the_python_of_active_membership_runs(capsys):

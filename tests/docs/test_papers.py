@@ -100,10 +100,20 @@ def test_page_is_sorted_and_free_of_line_numbers(papers):
     fingerprint = [r.split("|")[1].strip() for r in rows if "Linker`" in r]
     assert fingerprint == ["Eq. (4)", "Eq. (5)", "Eq. (6)", "Eq. (9)"]
     assert "| Eq. (4) | `fedaudit/x.py:bound` |" in rows
-    for key, title in papers.PAPERS.items():
-        assert f"## {key}\n\n*{title}*" in text
+    for key, paper in papers.PAPERS.items():
+        assert f"## {key}\n\n*{paper.title}*. {paper.authors}." in text
+        assert all(why in text for why in (*paper.left_out.values(), *paper.remarks))
     moved = papers.page(papers.scan("fedaudit/x.py", "\n\n\n" + SAMPLE))
     assert moved == text
+
+
+def test_every_equation_has_a_tag_or_a_reason_and_not_both(papers):
+    uses = [u for path, source in papers.sources().items() for u in papers.scan(path, source)]
+    assert papers.unaccounted(uses) == []
+    untagged = [u for u in uses if (u.key, u.reference) != ("FedAttr", "Eq. (4)")]
+    assert papers.unaccounted(untagged) == ["[FedAttr] Eq. (4) has neither a tag nor a reason"]
+    both = papers.Use("Fingerprint", "Eq.", "7", "x.py")
+    assert papers.unaccounted([*uses, both]) == ["[Fingerprint] Eq. (7) has a tag and a reason"]
 
 
 def test_numbers_sort_as_numbers(papers):

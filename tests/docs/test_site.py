@@ -54,3 +54,22 @@ def test_commands_and_their_options_exist(text):
 def test_pictures_are_light():
     for picture in (ROOT / "docs" / "img").iterdir():
         assert picture.stat().st_size < 200_000, picture.name
+
+
+REPORTS = sorted((ROOT / "docs" / "gallery").glob("*.html"))
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda p: p.name)
+def test_reports_of_the_gallery_are_whole_light_and_without_network(report):
+    text = report.read_text(encoding="utf-8")
+    assert report.stat().st_size < 1_500_000
+    assert text.rstrip().endswith("</html>")
+    assert 'class="matrix"' in text
+    assert not re.search(r"(?:src|href)=[\"'](?!#)", text)
+    assert "failed" not in re.findall(r'class="cell (\w+)"', text)
+
+
+def test_the_gallery_shows_three_reports():
+    page = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    assert len(REPORTS) >= 3
+    assert {f"gallery/{r.name}" for r in REPORTS} <= set(LINK.findall(page))

@@ -36,7 +36,7 @@ def run_example(tmp_path):
 def findings(folder):
     """Audit -> verdict and measured value, as stored."""
     stored = json.loads((folder / "findings.json").read_text(encoding="utf-8"))
-    return {f["audit"]: (f["verdict"], f["estimate"]["value"]) for f in stored}
+    return {f["audit"]: (f["verdict"], (f["estimate"] or {}).get("value")) for f in stored}
 
 
 def test_all_are_short_and_all_are_run_here():
@@ -51,6 +51,8 @@ def test_a_table_of_patients_is_audited_and_fails_the_gate(run_example):
     verdict, share = findings(made / "run" / "patients-shuffled")["fingerprint"]
     assert verdict == "leak"
     assert share > 1 / 6  # six hospitals
+    named = findings(made / "run" / "patients-as-it-is")["fingerprint"]
+    assert named == ("leak", 1.0)  # names on the updates need no attack
     assert "all limits kept: False" in printed
     report = (made / "run" / "report.html").read_text(encoding="utf-8")
     assert "client 1" in report

@@ -123,7 +123,7 @@ def test_natural_owners_are_matched_with_their_own_held_out_records():
     of_s = {*rows_of(nobody.x[::2])}
     outside = pools["client-0"].x.numpy()[~members["client-0"]]
     assert {*rows_of(outside)} <= of_s
-    assert any("1 clients have no record" in n for n in notes)
+    assert any("1 client without a record" in n for n in notes)
 
 
 def test_a_document_is_asked_about_once():
@@ -194,6 +194,6 @@ def test_classes_that_nobody_holds_out_cannot_be_asked_about():
     records = random_records({"a": [2] * 5, "b": [0] * 5}, [0] * 10)
     pools, _, notes = candidates(records, 64, Seed(12))
     assert [*pools] == ["b"]
-    assert notes == ("1 clients have no record that can be matched: not asked about",)
+    assert notes == ("not asked about: 1 client without a record that can be matched",)
     with pytest.raises(NotApplicable, match="can be matched"):
         candidates(random_records({"a": [2] * 5}, [0] * 10), 64, Seed(13))

@@ -180,6 +180,23 @@ def test_shuffled_foreign_rows_are_scored_by_the_members_alone(shell, elsewhere)
     assert "ts_mia" not in stored["result"]["estimates"]
 
 
+def test_senders_of_shuffled_foreign_rows_are_named(shell, elsewhere):
+    """Batch normalisation between the weights, whole models on the wire."""
+    ask = ("--only", "reidentification", *ASK[2:])
+    done = shell("audit", "trace", *ask, "--as", "shuffle", "--out", "named", "--quiet")
+    assert done.code == 0, done.err
+    stored = json.loads((elsewhere / "named/results/reidentification.json").read_text())["result"]
+    rate = stored["estimates"]["naming_rate"]
+    assert rate["value"] == 1.0
+    assert rate["baseline"] == 0.25
+    (elsewhere / "named/truth").rename(elsewhere / "named-away")
+    done = shell("audit", "named/trace", *ask, "--out", "guessed", "--quiet")
+    assert done.code == 0, done.err
+    stored = json.loads((elsewhere / "guessed/results/reidentification.json").read_text())["result"]
+    assert stored["status"] == "blind"
+    assert sorted(stored["per_client"]) == [f"hospital {c}" for c in "ABCD"]
+
+
 def test_a_model_without_records_is_no_question(shell):
     done = shell("audit", "trace", "--model", "foreign_model:build")
     assert done.code == 2
@@ -367,7 +384,7 @@ def test_a_manifest_does_not_decide_which_code_is_run(tmp_path, monkeypatch):
     trace = Trace.open(tmp_path / "trace")
     with pytest.raises(ConfigError, match="not known") as error:
         of_files(trace, "table.csv", settings=COLUMNS)
-    assert "--model" in error.value.remedy
+    assert "`model=" in error.value.remedy
     assert "foreign_model" not in sys.modules
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedaudit.audits.fingerprint.features import unit_norm
 from fedaudit.audits.fingerprint.linkers import LINKERS
 from fedaudit.audits.fingerprint.scores import links
+from fedaudit.audits.rows.features import unit_norm
 from fedaudit.stats import intervals
 
 pytestmark = pytest.mark.nightly

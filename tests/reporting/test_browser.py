@@ -5,6 +5,7 @@ package: `make browser` fetches it.
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -103,10 +104,11 @@ def test_it_renders_without_errors_at_any_width_and_scheme(visit, study, tmp_pat
     page = visit(width, scheme)
     shots = Path(os.environ.get("FEDAUDIT_SCREENSHOTS", tmp_path))
     shots.mkdir(parents=True, exist_ok=True)
+    assert page.locator("details[open]").count() == 0
     page.screenshot(path=shots / f"first-{width}-{scheme}.png")
-    assert page.locator("table.overview").first.is_visible()
+    assert page.locator("table.matrix").first.is_visible()
     open_all(page)
-    for part in ("audit-0", "audit-1", "audit-2", "protections"):
+    for part in ("card-0", "card-1", "card-2", "protections"):
         page.evaluate("part => document.getElementById(part).scrollIntoView()", part)
         page.screenshot(path=shots / f"{part}-{width}-{scheme}.png")
     assert page.said == []
@@ -137,7 +139,7 @@ def test_every_figure_is_drawn(visit):
     figures = page.locator("figure svg").evaluate_all(DRAWN)
     assert len(figures) >= 12
     assert page.locator("figure").count() == len(figures)
-    dots = page.locator("td svg, .answer svg").evaluate_all(DRAWN)
+    dots = page.locator("td svg, svg.scale").evaluate_all(DRAWN)
     assert len(dots) >= 30
     for what, width, height, marks in [*figures, *dots]:
         assert width > 100, what
@@ -188,6 +190,7 @@ def test_a_client_is_highlighted_in_all_places(visit):
 
 def test_figures_read_out_their_values(visit):
     page = visit()
+    open_all(page)
     figure = page.locator("figure", has=page.locator("g.who")).first
     svg, told = figure.locator("svg"), figure.locator("output")
     assert told.inner_text() == ""
@@ -204,7 +207,7 @@ def test_figures_read_out_their_values(visit):
 
 def test_without_the_script_everything_still_reads(visit):
     page = visit(java_script_enabled=False)
-    assert page.locator("table.overview").first.is_visible()
+    assert page.locator("table.matrix").first.is_visible()
     assert page.locator("button").count() == 0
     assert page.locator("table.sortable tbody tr").count() >= 10
     assert page.locator(".terms dfn").count() >= 15
@@ -231,21 +234,56 @@ def test_the_keyboard_gets_past_the_head_of_the_page(visit):
     assert page.evaluate("location.hash") == "#main"
 
 
-def test_paper_shows_everything_and_no_controls(visit, tmp_path):
+def pages(pdf):
+    return len(re.findall(rb"/Type\s*/Page\b(?!s)", pdf))
+
+
+def test_paper_shows_what_matters_and_no_controls(visit, tmp_path):
     page = visit(scheme="dark")
-    shut = page.locator("details:not([open])")
-    assert shut.count() >= 3
+    cards = page.locator("details.card:not([open])")
+    assert cards.count() >= 3
     page.emulate_media(media="print")
-    assert page.locator("nav").is_hidden()
-    inside = "ds => ds.map(d => d.lastElementChild.getBoundingClientRect().height)"
-    assert min(shut.evaluate_all(inside)) > 0
+    inside = "ds => ds.map(d => d.querySelector('.parts').getBoundingClientRect().height)"
+    assert min(cards.evaluate_all(inside)) > 0
+    assert page.locator("#rules table").is_visible()
+    # what lies one click below a card stays on the screen
+    assert not page.locator(".deep").first.is_visible()
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert paper == "rgb(255, 255, 255)"
     arrow = "getComputedStyle(document.querySelector('th button'), '::after').content"
     assert page.evaluate(arrow) == "none"
     shots = Path(os.environ.get("FEDAUDIT_SCREENSHOTS", tmp_path))
-    page.pdf(path=shots / "print.pdf", format="A4")
-    assert (shots / "print.pdf").stat().st_size > 10_000
+    whole = page.pdf(path=shots / "print.pdf", format="A4", print_background=True)
+    assert 3 <= pages(whole) <= 12
+
+
+def test_the_first_page_is_one_sheet_of_paper(visit):
+    page = visit()
+    assert page.locator("#first").evaluate("e => e.matches('main > :first-child')")
+    page.evaluate("document.querySelectorAll('main > :not(#first)').forEach(e => e.remove())")
+    assert pages(page.pdf(format="A4")) == 1
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.getElementById('first')).breakAfter") == "page"
+
+
+def test_the_first_page_is_short(visit):
+    page = visit()
+    said = page.locator("h1, .sum h2, .today, .best, .step").all_inner_texts()
+    assert sum(len(text.split()) for text in said) <= 150
+
+
+def test_a_question_in_the_matrix_opens_its_card(visit):
+    page = visit()
+    link = page.locator("table.matrix tbody th a").first
+    card = page.locator(link.get_attribute("href"))
+    assert card.get_attribute("open") is None
+    link.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("s => document.querySelector(s).open", arg=link.get_attribute("href"))
+    assert card.locator("svg.scale").first.is_visible()
+    assert not card.locator("table").first.is_visible()
+    card.locator(".deep > summary").first.press("Enter")
+    assert card.locator(".answers").first.is_visible()
 
 
 @pytest.mark.skipif(not AXE.exists(), reason=f"{AXE.name} is missing (make browser)")
@@ -265,4 +303,4 @@ def test_axe_finds_nothing_serious(visit, width, scheme):
 
 
 def test_it_is_small(study):
-    assert study.stat().st_size < 5_000_000
+    assert study.stat().st_size < 1_500_000

@@ -140,3 +140,13 @@ def test_figures_stay_small_whatever_is_put_in():
     many = np.random.default_rng(1).uniform(-1, 1, 50_000)
     drawn = figure("survival", {"lambda": many, "r": 1 + many**2, "SUR": many})
     assert len(drawn.svg) < 30_000
+
+
+def test_a_figure_that_would_show_nothing_is_a_sentence():
+    perfect = {"false positives": (0, 0, 1), "true positives": (0, 1, 1)}
+    drawn = figure("ROC", perfect)
+    assert (drawn.svg, drawn.words) == ("", "Every true case is found without a false alarm.")
+    level = curves.figure("fingerprint", "links", {"round": (1, 2, 3), "found": (5, 5, 5)})
+    assert (level.svg, level.words) == ("", "The same at every round: found 5.")
+    sloped = curves.figure("fingerprint", "links", {"round": (1, 2, 3), "found": (5, 4, 5)})
+    assert "<svg" in sloped.svg

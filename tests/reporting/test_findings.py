@@ -13,9 +13,10 @@ import scipy.stats
 import fedaudit
 from fedaudit.audits import AUDITS, facts_of
 from fedaudit.audits.facts import Words
+from fedaudit.protections.declared import in_force
 from fedaudit.reporting import findings, rules
 from fedaudit.reporting.findings import interval, judge, judge_all, number, settled
-from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need
+from fedaudit.results import AuditResult, Bound, Estimate, FamilyTest, Finding, Need
 from fedaudit.stats import roc
 from fedaudit.stats.combine import holm
 from fedaudit.stats.intervals import wilson
@@ -51,6 +52,11 @@ def clients(found=9, many=8, **more):
     return rows
 
 
+def several(p, level=0.025):
+    """A test of two readings, of which the headline decided."""
+    return FamilyTest(adjusted={"score": p}, decided="score", level=level)
+
+
 def verdicts(*results):
     return [f.verdict for f in judge_all(results)]
 
@@ -66,6 +72,33 @@ def test_which_side_is_bad_is_the_results_to_say():
     less = {"greater_is_leak": False, "detectable": 0.09}
     assert verdicts(result(0.05, 0.01, 0.11, **less)) == ["no_evidence"]
     assert verdicts(result(0.5, 0.4, 0.6, **less)) == ["no_evidence"]
+
+
+def test_a_test_over_several_readings_decides_and_names_the_reading():
+    own = result(0.56, 0.49, 0.62, baseline=0.5, detectable=0.58)
+    auc = Estimate(value=0.605, low=0.549, high=0.661, n=30, baseline=0.5)
+    both = {**own.estimates, "auc": auc}
+    test = FamilyTest(adjusted={"score": 0.04, "auc": 0.0002}, decided="auc", level=0.025)
+    (found,) = judge(replace(own, estimates=both, test=test))
+    assert (found.verdict, found.measure) == ("leak", "score")
+    assert found.cited == (
+        "L5: auc 0.605 decides with p = 0.0002 after correction for 2 readings, at most 0.025"
+    )
+    assert "What decided is auc 0.605 [0.549, 0.661] at 95 %, chance 0.5" in found.statement
+    quiet = FamilyTest(adjusted={"score": 0.04, "auc": 0.3}, decided="score", level=0.025)
+    (found,) = judge(replace(own, estimates=both, test=quiet))
+    assert found.verdict == "no_evidence"
+    assert "score 0.56 comes closest with p = 0.04" in found.because
+    (found,) = judge(replace(own, estimates=both, test=quiet, detectable=None))
+    assert found.verdict == "nothing_to_say"
+    assert "score 0.56 comes closest with p = 0.04" in found.because
+    with pytest.raises(ValueError, match="not all are estimated"):
+        replace(own, test=test)
+
+
+def test_a_test_survives_json():
+    made = result(test=several(0.01))
+    assert AuditResult.from_json(made.to_json()) == made
 
 
 def test_no_baseline_means_zero():
@@ -142,6 +175,16 @@ def test_the_rule_that_is_printed_is_the_rule_that_was_used():
     assert none.cited == "E1: the low end of the interval is not above 10.0 %"
 
 
+def test_clients_that_the_audits_test_covers_count_by_its_adjusted_p():
+    rows = clients(found=9)
+    for name, p in zip(rows, [0.9, 0.8, 0.026, 0.01, 0.9, 0.9, 0.9, 0.9], strict=True):
+        rows[name]["p"] = p
+    found = judge(result(low=0.0, detectable=0.2, per_client=rows, test=several(0.01)))
+    assert [(f.rule, f.client) for f in found] == [("L5", None)]
+    found = judge(result(low=0.0, detectable=0.2, per_client=rows, test=several(0.3)))
+    assert [(f.rule, f.client) for f in found] == [("L3", "client-03"), ("E3", None)]
+
+
 def test_every_finding_follows_from_a_rule_of_the_table_with_its_verdict():
     upper = Bound(value=0.3, kind="upper", of="score", source="[X] Eq. (1)")
     lower = Bound(value=0.9, kind="lower", of="score", source="[X] Eq. (2)")
@@ -154,6 +197,9 @@ def test_every_finding_follows_from_a_rule_of_the_table_with_its_verdict():
         result(0.05, 0.01, 0.2, greater_is_leak=False, detectable=0.09),
         result(known=True),
         result(audit="attribution"),
+        result(audit="epsilon"),
+        result(low=0.0, test=several(0.01)),
+        result(low=0.0, test=several(0.2), detectable=0.2),
         replace(
             result(audit="query_plan", low=0.0),
             estimates={
@@ -212,7 +258,7 @@ def test_no_wording_changes_a_verdict(monkeypatch):
         return [(f.verdict, f.rule, f.client, f.measure, f.code) for f in judge_all(every)]
 
     before = facts()
-    monkeypatch.setattr(findings, "words_for", lambda audit: Words(measure="", leak="", known=""))
+    monkeypatch.setattr(findings, "words_for", lambda *_: Words(measure="", leak="", known=""))
     monkeypatch.setattr(rules, "NEEDS", {})
     monkeypatch.setattr(findings, "POWER", dict.fromkeys(rules.POWER, ""))
     other = {k: replace(r, of_one="") for k, r in rules.RULES.items()}
@@ -302,7 +348,7 @@ def test_p_values_of_clients_are_exact_where_they_are_counted():
 
 
 def auc_rows(value=0.73, low=0.597, high=0.862, many=8):
-    plain = {"members asked": 28, "AUC": 0.5, "low": 0.35, "high": 0.65, "chance": 0.5}
+    plain = {"members_asked": 28, "AUC": 0.5, "low": 0.35, "high": 0.65, "chance": 0.5}
     rows = {f"client-{i:02d}": plain for i in range(many)}
     return rows | {"client-06": {**plain, "AUC": value, "low": low, "high": high}}
 
@@ -332,7 +378,7 @@ def test_clients_are_rarely_named_by_chance(many, records):
         for i in range(many):
             own = roc.auc(rng.normal(size=2 * records), member)
             row = {"AUC": own.value, "low": own.low, "high": own.high, "chance": 0.5}
-            rows[f"client-{i:02d}"] = {"members asked": records, **row}
+            rows[f"client-{i:02d}"] = {"members_asked": records, **row}
         quiet = result(0.5, 0.4, 0.6, audit="two_stage_membership", baseline=0.5, per_client=rows)
         named += len(judge(quiet)) > 1
     assert scipy.stats.binom.sf(named - 1, draws, 0.025) > 1e-3
@@ -456,8 +502,8 @@ def test_a_proven_range_across_the_baseline_leaves_it_open(more, low, high, open
 def test_nothing_is_advised_that_is_done_already():
     leak = result(audit="two_stage_membership", low=0.2)
     (plain,) = judge(leak, ())
-    (summed,) = judge(leak, ("secure_aggregation",))
-    (noisy,) = judge(leak, ("shuffle", "dp_sgd"))
+    (summed,) = judge(leak, in_force([{"name": "secure_aggregation"}]))
+    (noisy,) = judge(leak, in_force([{"name": "shuffle"}, {"name": "dp_sgd"}]))
     assert "secure sum" in plain.remedy
     assert "secure sum" not in summed.remedy
     assert "add noise at the clients (DP-SGD)" in summed.remedy
@@ -466,14 +512,14 @@ def test_nothing_is_advised_that_is_done_already():
     for audit in AUDITS:
         words = facts_of(audit).words
         for known in ((), ("dp_sgd",), ("local_dp",), ("secure_sum", "dp_sgd", "local_dp")):
-            assert words.advised(known), audit
+            assert words.advised(in_force({"name": n} for n in known)), audit
 
 
 def test_local_dp_is_asked_about_and_advised_only_where_it_is_in_use():
     asked = replace(
         result(audit="active_membership", low=0.2), question="Can it, even under local DP?"
     )
-    (without,), (with_it,) = judge(asked, ("shuffle",)), judge(asked, ("local_dp",))
+    (without,), (with_it,) = judge(asked, ("hides_senders",)), judge(asked, ("randomises_records",))
     assert without.question == "Can it?"
     assert "local DP" not in without.remedy
     assert with_it.question == "Can it, even under local DP?"
@@ -497,5 +543,5 @@ def test_a_missing_need_is_said_in_plain_words():
     assert unseen.statement.startswith("The server gets no update of a single client")
     assert "audit a variant" in unseen.remedy
     other = of("no_rounds", "the trace has no rounds", "at least one", "none", "let it run")
-    assert other.statement == "The trace has no rounds. It needs at least one; there is none."
+    assert other.statement == "The trace has no rounds. It needs at least one; found: none."
     assert other.remedy == "let it run"

@@ -2,12 +2,15 @@
 
 import math
 import re
+from dataclasses import replace
 
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.environment import code, escape_markdown
 from fedaudit.reporting.findings import judge_all
+from fedaudit.reporting.first_page import summarise
 from fedaudit.reporting.markdown import markdown
-from fedaudit.reporting.rules import RULES
+from fedaudit.reporting.overview import by_federation
+from fedaudit.reporting.rules import CALIBRATION, RULES
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
 
 
@@ -52,7 +55,8 @@ def study():
 
 def test_the_table_has_a_row_per_question_and_a_column_per_variant():
     text = markdown(study())
-    rows = [line for line in text.splitlines() if line.startswith("|")]
+    details = text.split("### In detail")[1]
+    rows = [line for line in details.splitlines() if line.startswith("|")]
     assert rows[0] == "| question | unprotected | DP-SGD |"
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
     assert rows[2] == (
@@ -70,7 +74,25 @@ def test_the_table_has_a_row_per_question_and_a_column_per_variant():
     )
     assert "Unfinished: 1 round" in text.split("## digits")[0]
     assert RULES["L1"].text in text
+    assert CALIBRATION.replace("`", "") in text.replace("`", "")
     assert "`ab12`" in text
+
+
+def test_markdown_begins_with_the_first_page():
+    chapters = [replace(c, folder=c.variant) for c in study()]
+    (part,) = by_federation(chapters)
+    page = summarise(part, "run")
+    text = markdown(chapters, place="run")
+    first = text.split("### In detail")[0].replace("\\", "")
+    assert page.today in first
+    assert page.alternative in first
+    assert page.step.command in first
+    rows = [line.split(" | ") for line in first.splitlines() if line.startswith("|")]
+    assert {len(row) for row in rows} == {3}
+    (asked,) = [row for row in rows if row[0] == "| Updates of the same client?<br>by the server"]
+    assert asked[1].startswith("**leak** 70 %<br>60 to 80 %, chance 25 %")
+    assert asked[2].startswith("**no evidence** 30 %")
+    assert [cost.label for cost in page.costs] == [r[0][2:] for r in rows[-len(page.costs) :]]
 
 
 def test_guesses_of_a_blind_attack_are_listed():
@@ -80,7 +102,7 @@ def test_guesses_of_a_blind_attack_are_listed():
         vantage="server",
         status="blind",
         need=NO_TRUTH,
-        per_client={"group 1": {"updates": 2, "messages (round:number)": "1:4 2:7"}},
+        per_client={"group 1": {"updates": 2, "messages": "1:4 2:7"}},
         notes=("a group is said to be one client",),
     )
     text = markdown([chapter(results=[row], findings=judge_all([row]))])
@@ -112,3 +134,17 @@ def test_hostile_text_stays_text_in_markdown():
     assert not re.search(r"^# z", text, re.MULTILINE)
     assert escape_markdown("a|b") == "a\\|b"
     assert code("a`b") == "`` a`b ``"
+
+
+def test_measures_that_an_audit_shows_beside_its_headline_have_a_table():
+    first = chapter()
+    purity = Estimate(value=0.6, low=0.5, high=0.7, n=20, baseline=0.3)
+    told = replace(first.results[0], estimates={**first.results[0].estimates, "purity": purity})
+    rows = [told, *first.results[1:]]
+    one = chapter(results=rows, findings=judge_all(rows))
+    lines = markdown([one, chapter("DP-SGD", 0.3)]).splitlines()
+    at = lines.index("| also measured | unprotected | DP-SGD |")
+    assert lines[at + 2] == (
+        "| purity: updates by the main client of their group | 0.6 \\[0.5, 0.7\\] at 95 %, "
+        "baseline 0.3 | not measured |"
+    )

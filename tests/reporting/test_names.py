@@ -134,7 +134,11 @@ def test_no_form_of_the_report_holds_a_name():
 def test_nothing_but_names_changes():
     plain = chapter("client 1", "client 2")
     assert renamed(plain) == dataclasses.replace(
-        plain, clients=["client 1", "client 2"], notices=list(plain.notices), names={}
+        plain,
+        clients=["client 1", "client 2"],
+        notices=list(plain.notices),
+        data_notes=[],
+        names={},
     )
 
 

@@ -64,7 +64,7 @@ def test_one_line_per_finding_with_value_interval_baseline_source():
     first, second = judge_all(results())
     assert headline(first) == (
         "fingerprint: accuracy 72.0 % [51.0 %, 93.0 %] at 95 %, baseline 5.0 %, n = 40; "
-        "[Fingerprint] Section 3.2.4, greedy match over all rounds and all tensors"
+        "source: [Fingerprint] Section 3.2.4, greedy match over all rounds and all tensors"
     )
     assert headline(second).startswith("query_plan: not measured")
     wide = printed(300).splitlines()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedaudit.randomness import Seed
-from reproductions.fingerprint import experiments, linking, page, run
+from reproductions.fingerprint import experiments, linking, page, run, wide
 from reproductions.fingerprint.setting import QUICK, Plan, SameEveryRound, corpus, federate
 
 PUBLISHED = json.loads((run.HERE / "published.json").read_text(encoding="utf-8"))
@@ -115,3 +115,24 @@ def test_merging_seeds_keeps_the_spread_between_them() -> None:
     assert alike == pytest.approx([0.5, 0.1])
     assert apart[0] == pytest.approx(0.5)
     assert apart[1] == pytest.approx(np.sqrt(0.1**2 + 1.96**2 * 0.02))
+
+
+def test_cells_between_chance_and_one_are_named() -> None:
+    """K = 5: one noise level of two lies between; epsilon grows as noise falls."""
+    scale = replace(wide.WIDE, clients=(5,), noises=(0.0, 0.25, 1.0))
+    methods = {m: {"purity": [1.0, 0.0]} for m in wide.SHOWN}
+    level = linking.chance(5, scale.rounds)["purity"]
+    at = {"0": 1.0, "0.25": (1 + level) / 2, "1": level}
+    measured = {
+        f"trade_off/stdlib/5 {z}/1": {**methods, "greedy": {"purity": [value, 0.02]}}
+        for z, value in at.items()
+    }
+    start = {"pretraining": [6.0, 3.0], "norms": {"0.5": 5.0}, "owners": 9, "numbers": 10}
+    results = page.Results(
+        {"scale": experiments.described(scale), "start": {"stdlib": start}, "measured": measured}
+    )
+    text = wide.section(results, scale)
+    assert f"at z = 0.25 ({at['0.25']:.3f} ± 0.020)." in text
+    assert f"| z = 1 | {wide.spent(scale, 1.0):.2f} |" in text
+    assert wide.spent(scale, 0.25) > wide.spent(scale, 1.0)
+    assert "wide" not in page.render({**results.raw, "start": {}}, PUBLISHED, [])

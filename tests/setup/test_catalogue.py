@@ -1,13 +1,15 @@
 """What a config can name: everything is found, and everything says what it is."""
 
 import dataclasses
+import tomllib
 
 import pytest
 
 from fedaudit.errors import ConfigError
 from fedaudit.hooks import Hook
 from fedaudit.setup.catalogue import AUDITS, PROTECTIONS, find
-from fedaudit.setup.listing import listing
+from fedaudit.setup.config import load
+from fedaudit.setup.listing import WRITTEN, listing
 
 
 def test_every_name_leads_to_a_class_that_bears_it():
@@ -32,6 +34,16 @@ def test_every_row_of_the_list_has_a_line_and_typed_settings():
             assert kind, f"{name}.{key}"
             assert "typing" not in kind, f"{name}.{key}"
             assert isinstance(default, str)
+
+
+def test_every_section_of_the_list_says_where_a_config_has_it():
+    assert list(WRITTEN) == list(listing())
+    raw = {"data": {"name": "digits"}}
+    for section in ("partitions", "topologies", "audits", "protections"):
+        name = listing()[section][0][0]
+        written = WRITTEN[section].replace("NAME", name).replace("] ", "]\n")
+        made = load({**raw, **tomllib.loads(written)})
+        assert name in str(getattr(made, written.strip("[").partition("]")[0].partition(".")[0]))
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from fedaudit import cli
 from fedaudit.audits.attribution import Attribution, estimator
@@ -13,7 +14,7 @@ from fedaudit.errors import ConfigError, DataError
 from fedaudit.knowledge import KnowledgeBuilder
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import load
-from fedaudit.setup.marks import plant, score_of
+from fedaudit.setup.marks import plant, score_of, templates_of
 from fedaudit.setup.prepare import build, load_data
 from fedaudit.stats import query_plans
 from fedaudit.study.auditing import audit_one
@@ -82,6 +83,24 @@ def test_marked_windows_are_a_share_and_depend_on_the_key(kind):
     assert not set(own.record.tolist()) & set(both.record[len(own) :].tolist())
     stranger = next(c for c in range(6) if c not in marks.marked)
     assert marks.added_to(own, stranger) is own
+
+
+@pytest.mark.parametrize("kind", ["fictitious", "kgw"])
+def test_templates_read_the_documents_that_were_given_and_unused_ones_like_them(kind):
+    marks, task, _ = planted(kind=kind)
+    made = templates_of(marks.family, marks.keys, 3, 9)
+    given = marks.family.examples(marks.keys[0])[0]
+    x, y = made.own(marks.keys[0])
+    assert (x == given[:3]).all()
+    assert len(y) == 3
+    assert made.control(0)[0].shape == x.shape
+    assert (made.control(0)[0] != made.control(1)[0]).any()
+    model = task.initial().numpy()
+    found = made.gradients(model, 2)
+    flat = torch.tensor(model, requires_grad=True)
+    task.losses(task.named(flat), x, y, None).mean().backward()
+    assert np.allclose(found[0], flat.grad.numpy(), atol=1e-6)
+    assert found.shape == (len(marks.keys) + 2, len(model))
 
 
 @pytest.mark.parametrize("task", [TINY, {"kind": "gpt", "length": 24, "vocabulary_size": 500}])
@@ -256,13 +275,14 @@ def test_green_lists_and_flora_on_groups(tmp_path):
             "secure_aggregation": {"threshold": 3, "plan": "partitions", "masks": "skipped"}
         },
     )
-    result = audited(case, prompts=12)
-    assert result.headline is not None
-    benign = [r for r in result.per_client.values() if not r["marked"]]
-    assert not any(r["named"] for r in benign)
+    result = audited(case, prompts=12, score_by="mass")
+    for found in (result, audited(case, windows=4, templates=20)):
+        assert found.headline is not None
+        assert not any(r["named"] for r in found.per_client.values() if not r["marked"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedaudit.audits.attribution.answers.NUMBERS", 1e5)
-        assert "too large" in str(audited(case, prompts=12).need)
+        assert audited(case, prompts=12, score_by="mass").need.code == "too_large"
+        assert audited(case, windows=4, templates=20).need.code == "too_large"
     e = result.estimates["false_alarm_rate_per_test"]
     assert e.low <= 4 * e.baseline
 
@@ -298,7 +318,7 @@ def test_bad_input():
     context = planted(kind="kgw", context=3)[0]
     with pytest.raises(ConfigError, match="longer than the context"):
         context.family.marks(context.keys, Attribution(score_by="generation", steps=3), 1)
-    with pytest.raises(DataError, match="no text long enough to mark"):
+    with pytest.raises(DataError, match="has no examples"):
         build(load({**BASE, "task": {"kind": "gpt", "length": 100_000}}))
 
 

@@ -5,9 +5,11 @@ import os
 import numpy as np
 import pytest
 
+from fedaudit.decide.harden import harden
 from fedaudit.setup import prepare
 from fedaudit.setup.config import load
 from fedaudit.setup.prepare import Prepared, build
+from fedaudit.study import run as run_one
 from fedaudit.study.forecast import estimate_cost
 from fedaudit.study.study import run
 
@@ -18,6 +20,8 @@ DIGITS = {
     "federation": {"clients": 4, "rounds": 2},
     "audits": {"two_stage_membership": {"records": 8}, "fingerprint": {}},
 }
+
+LINKS = "fingerprint.linkage_accuracy <= 1.5 x chance"
 
 
 @pytest.fixture
@@ -75,3 +79,30 @@ def test_a_file_that_changed_is_read_again(tmp_path):
     again = made.current()
     assert again is not made
     assert again.data_sha256 != before
+
+
+def test_a_search_reads_the_data_once_per_seed(loads, tmp_path):
+    """The choice is measured again on a second seed: two loads, however many runs."""
+    config = {**DIGITS, "audits": {"fingerprint": {}}}
+    found = harden(config, tmp_path / "out", limits=[LINKS], workers=1, curve=0)
+    assert sum(len(p.folders) for p in found.points) >= 3
+    assert sorted(c.seed for c in loads) == [4, 5]
+
+
+def test_flower_records_from_the_data_that_the_run_prepared(loads, tmp_path):
+    pytest.importorskip("flwr")
+    from fedaudit.recorders.flower.engine import client_app, server_app
+    from fedaudit.recorders.flower.inprocess import run_in_process
+    from fedaudit.recorders.flower.runtime import record
+    from fedaudit.study.remote import federation_of, train_one
+
+    def engine(prepared, path, progress):
+        failed = []
+        play = server_app(lambda grid, _: record(grid, prepared, path, progress, 30.0), failed)
+        run_in_process(play, client_app(train_one), 4)
+        assert not failed
+
+    federation_of.cache_clear()
+    run_one({**DIGITS, "audits": {"two_stage_membership": {"records": 8}}}, tmp_path, engine=engine)
+    # once for server and audits, once for the nodes, which know only the text of the experiment
+    assert len(loads) == 2

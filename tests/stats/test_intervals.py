@@ -11,8 +11,18 @@ from fedaudit.stats.intervals import (
     clopper_pearson_bounds,
     cluster_mean,
     mean,
+    smallest_share_above,
     wilson,
 )
+
+
+@pytest.mark.parametrize("n", [1, 3, 4, 50])
+def test_the_smallest_share_above_is_just_above(n):
+    """One trial fewer would not show it; infinite where even all of them do not."""
+    share = smallest_share_above(0.5, n)
+    assert (share == np.inf) == (wilson(n, n).low <= 0.5)
+    if share < np.inf:
+        assert wilson(round(share * n), n).low > 0.5 >= wilson(round(share * n) - 1, n).low
 
 
 def test_wilson_known_value():

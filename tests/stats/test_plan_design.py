@@ -143,3 +143,33 @@ def test_the_price_at_the_two_ends():
 def test_what_makes_no_sense_is_refused(call):
     with pytest.raises(UsageError):
         call()
+
+
+def test_a_client_is_tested_without_every_other_one_and_needs_no_full_rank():
+    """Naive twin: the contrast of j without i by projecting i's column out of j's."""
+    plan = query_plans.cycled_partitions(10, 5, 10, np.random.default_rng(0)).astype(float)
+    found = plan_design.Contrasts.of(plan)
+    rows = (plan - plan.mean(axis=1, keepdims=True)).reshape(-1, 10)
+    assert np.linalg.matrix_rank(rows) < 9
+    assert np.allclose(found.information, rows.T @ rows)
+    for j, i in ((0, 1), (3, 7), (9, 2)):
+        a, b = rows[:, j], rows[:, i]
+        kept = a - b * max(a @ b, 0) / (b @ b)
+        assert found.left[j, i] == pytest.approx(kept @ a)
+    assert found.testable.all()
+    fixed = query_plans.fixed_groups(10, 5, 10, np.random.default_rng(0))
+    assert not plan_design.Contrasts.of(fixed).testable.any()
+
+
+def test_the_power_of_that_test_by_simulation_and_by_its_bound():
+    rng = np.random.default_rng(1)
+
+    def draw(t):
+        return query_plans.cycled_partitions(10, 5, t, rng)
+
+    scores = plan_design.Scores(effect=1.5, marked=3, error=0.05)
+    found = plan_design.contrast_power(draw, 10, scores, rng, runs=400)
+    bound = plan_design.expected_contrast_power(draw(10), scores)
+    assert found.detected.low <= bound
+    assert found.detected.value >= bound - 0.25
+    assert found.false_alarms.low <= 0.05

@@ -16,6 +16,8 @@ def rng(seed=0):
 DESIGNS = {
     "fixed": query_plans.fixed_groups,
     "random": query_plans.random_partitions,
+    "balanced": query_plans.balanced_partitions,
+    "cycled": query_plans.cycled_partitions,
     "swapped": lambda *a: query_plans.swapped_groups(*a, fraction=0.4),
 }
 
@@ -142,3 +144,38 @@ def test_the_released_estimates_alone_are_an_invertible_system():
 def test_plans_that_make_no_sense_are_refused(call, words):
     with pytest.raises(UsageError, match=words):
         call()
+
+
+def separation_by_hand(plan):
+    labels = plan.argmax(axis=1)
+    return min(
+        int((labels[:, i] != labels[:, j]).sum()) for i in range(plan.shape[2]) for j in range(i)
+    )
+
+
+@pytest.mark.parametrize(
+    ("clients", "size", "rounds"), [(10, 5, 5), (20, 5, 4), (50, 5, 3), (13, 3, 2), (200, 10, 3)]
+)
+def test_balanced_partitions_separate_every_pair_early(clients, size, rounds):
+    plan = query_plans.balanced_partitions(clients, size, rounds + 1, rng())
+    assert query_plans.least_separation(plan) == separation_by_hand(plan)
+    assert query_plans.least_separation(plan[:rounds]) + 1 >= query_plans.APART
+    random = query_plans.random_partitions(clients, size, rounds + 1, rng())
+    assert query_plans.least_separation(plan) >= query_plans.least_separation(random)
+
+
+def test_the_construction_meets_its_bound():
+    """Seven groups of at most seven: two clients are together at most once in seven rounds."""
+    plan = query_plans.balanced_partitions(35, 5, 7, rng(3))
+    together = np.einsum("tgi,tgj->ij", plan.astype(int), plan.astype(int))
+    np.fill_diagonal(together, 0)
+    assert together.max() == 1
+    assert query_plans.least_separation(plan) == 6
+
+
+def test_five_partitions_are_cycled():
+    plan = query_plans.cycled_partitions(10, 5, 12, rng())
+    assert (plan[5:10] == plan[:5]).all()
+    assert (plan[10:] == plan[:2]).all()
+    assert np.linalg.matrix_rank(plan.reshape(-1, 10)) <= 6
+    assert query_plans.least_separation(plan[:10]) == 2 * query_plans.least_separation(plan[:5])

@@ -139,3 +139,10 @@ def test_scores_that_do_not_fit_are_refused():
         roc.curve([0.3, 0.7], [True])
     with pytest.raises(UsageError, match="finite"):
         roc.curve([0.3, float("nan")], [True, False])
+
+
+def test_ranks_are_those_of_scipy():
+    from scipy.stats import rankdata
+
+    values = np.round(np.random.default_rng(12).normal(size=200), 1)
+    np.testing.assert_array_equal(roc.midranks(values), rankdata(values))

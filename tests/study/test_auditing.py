@@ -8,8 +8,8 @@ import pytest
 from fedaudit import study
 from fedaudit.errors import IntegrityError, UsageError
 from fedaudit.study import audit
-from fedaudit.study.chapters import result_sha256
 from fedaudit.study.reuse import truth_digest
+from fedaudit.study.stored import result_sha256
 from fedaudit.trace import Truth, TruthRecorder
 
 CONFIG = {
@@ -59,6 +59,21 @@ def test_an_error_in_code_of_ones_own_is_named_too(tmp_path):
     assert said["fingerprint"].headline is not None
 
 
+def test_a_crash_of_an_audit_names_the_line(tmp_path, monkeypatch):
+    def crash(*args, **settings):
+        raise KeyError("a fault of the package")
+
+    from fedaudit.audits.fingerprint import audit as fingerprint
+
+    monkeypatch.setattr(fingerprint, "link_test", crash)
+    found = study.run({**CONFIG, "audits": {"fingerprint": {}}}, tmp_path / "run")
+    (result,) = found.results
+    assert (result.status, result.need.code) == ("failed", "error")
+    assert "a fault of the package" in result.need.what
+    line = crash.__code__.co_firstlineno + 1
+    assert f"test_auditing.py:{line})" in result.need.what
+
+
 def test_what_did_not_apply_is_tried_again_when_the_need_is_met(tmp_path):
     table = tmp_path / "own.csv"
     rng = np.random.default_rng(2)
@@ -76,7 +91,7 @@ def test_what_did_not_apply_is_tried_again_when_the_need_is_met(tmp_path):
     (tmp_path / "run" / "results" / "two_stage_membership.json").unlink()
     table.rename(moved)
     (away,) = study.audit(tmp_path / "run").results
-    assert "cannot be read" in str(away.need)
+    assert away.need.code == "unreadable_records"
     moved.rename(table)
     (back,) = study.audit(tmp_path / "run").results
     assert back.headline is not None
@@ -167,8 +182,8 @@ def test_a_report_whose_truth_is_gone_says_that_scores_are_old(tmp_path):
 def test_a_study_is_no_trace_and_names_its_runs(tmp_path):
     runs = [{"federation": "a", "variant": v, "path": f"a-{v}"} for v in ("x", "y")]
     (tmp_path / "study.json").write_text(json.dumps({"runs": runs}))
-    with pytest.raises(UsageError, match="is a study of several runs") as refused:
+    with pytest.raises(UsageError, match="holds several runs") as refused:
         audit(tmp_path)
     assert str(tmp_path / "a-x") in refused.value.got
     assert str(tmp_path / "a-y") in refused.value.got
-    assert refused.value.remedy == f"fedaudit audit {tmp_path / 'a-x'}"
+    assert refused.value.remedy.endswith(f"fedaudit audit {tmp_path / 'a-x'}")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedaudit.errors import FormatError
+from fedaudit.errors import FormatError, UsageError
 from fedaudit.files import Unreadable
 from fedaudit.study.folders import (
     commands,
@@ -13,6 +13,10 @@ from fedaudit.study.folders import (
     entries,
     is_study,
     places,
+    recording_at,
+    recordings_at,
+    run_at,
+    runs_at,
 )
 
 
@@ -84,3 +88,52 @@ def test_settings_that_are_torn_are_an_error(tmp_path, text):
         with pytest.raises(Unreadable) as refused:
             ask(tmp_path)
         assert refused.value.exit_code == 3
+
+
+def made(folder, *marks):
+    for mark in marks:
+        (folder / mark).parent.mkdir(parents=True, exist_ok=True)
+        (folder / mark).write_text("{}")
+    return folder
+
+
+RUN = ("run.json", "trace/manifest.json", "truth/truth.json", "report.html")
+
+
+def test_a_path_means_the_run_that_it_is_or_lies_in(tmp_path):
+    run = made(tmp_path / "run", *RUN)
+    for place in (run, run / "trace", run / "truth", run / "report.html"):
+        assert runs_at(place) == [run]
+        assert run_at(place, "gate") == run
+    assert runs_at(tmp_path) == [run]  # the only one below
+    assert recordings_at(tmp_path) == recordings_at(run) == [run]
+    assert recordings_at(run / "trace") == [run / "trace"]
+    assert runs_at(tmp_path / "nothing") == [tmp_path / "nothing"]
+
+
+def test_a_study_and_a_folder_of_runs_mean_all_of_theirs(tmp_path):
+    study = tmp_path / "all" / "study"
+    for name in ("a-x", "b"):
+        made(study / name, *RUN)
+    one = {"federation": "a", "variant": "x", "path": "a-x"}
+    listed(study, one, {"federation": "b", "path": "b"})
+    other = made(tmp_path / "all" / "other", *RUN)
+    assert runs_at(study) == [study]
+    assert recordings_at(study) == [study / "a-x", study / "b"]
+    assert set(runs_at(tmp_path / "all")) == {study, other}
+    assert set(recordings_at(tmp_path / "all")) == {study / "a-x", study / "b", other}
+    with pytest.raises(UsageError, match="holds several runs") as told:
+        run_at(tmp_path / "all", "report")
+    assert told.value.remedy.startswith("name one of them: fedaudit report ")
+    with pytest.raises(UsageError, match="holds several runs") as told:
+        recording_at(study, "audit")
+    assert told.value.remedy == f"name one of them: fedaudit audit {study / 'a-x'}"
+
+
+def test_the_results_of_a_trace_elsewhere_mean_that_trace(tmp_path):
+    made(tmp_path / "trace", "manifest.json")
+    (made(tmp_path / "trace-audit", "seal.json") / "audit.json").write_text(
+        json.dumps({"trace": "../trace"})
+    )
+    (found,) = recordings_at(tmp_path / "trace-audit")
+    assert found.resolve() == (tmp_path / "trace").resolve()

@@ -126,14 +126,17 @@ def test_what_init_writes_runs_from_end_to_end(make, task, partition, clients, o
     assert chosen["task"].startswith(task)
     assert chosen.choices[0].setting == "format"
     assert all(chosen.why(setting) for setting in ("clients", "task"))
-    fewer = [*overrides, *QUICK, *([] if task == "gpt" else GAMES)]
+    fewer = [*overrides, *QUICK, *GAMES]
     done = study.study(study.plan([config], overrides=fewer), tmp_path / "run")
     assert not done.failed
-    asked = {"coverage", "fingerprint", "two_stage_membership"}
-    asked |= set() if task == "gpt" else {"active_membership"}
-    assert [c.variant for c in done.chapters] == ["shuffled", "shuffled, DP-SGD"]
+    asked = set(written["audits"])
+    assert asked >= {"coverage", "fingerprint", "two_stage_membership", "active_membership"}
+    # a corpus that is too small to mark has it off
+    assert ("[audits.attribution]" in config.read_text()) == (task == "gpt")
+    hidden = "secure aggregation"
+    assert [c.variant for c in done.chapters] == ["as it is", hidden, f"{hidden}, DP-SGD"]
     for run in done.runs:
-        assert {f.audit for f in run.findings} == asked
+        assert {f.audit for f in run.findings} >= asked
         assert run.summary["federation"].startswith(f"{clients} clients, 2 rounds")
 
 
@@ -198,7 +201,7 @@ def test_thorough_takes_more_of_everything(tmp_path):
             assert b.federation.rounds == 3 * a.federation.rounds
             stage = "two_stage_membership"
             assert b.audits[stage].records > a.audits[stage].records
-            if "active_membership" in a.audits:
+            if make is hospital_table:
                 assert b.audits["active_membership"].games > a.audits["active_membership"].games
             assert list(a.audits) == list(b.audits)
 
@@ -221,14 +224,14 @@ def test_a_label_with_gaps_can_be_dropped_by_the_option_that_the_message_names(t
     source, config = gaps(tmp_path), tmp_path / "c.toml"
     with pytest.raises(DataError, match="is missing") as refused:
         init(source, config, label="b")
-    assert refused.value.remedy.endswith("--missing drop")
+    assert refused.value.remedy.endswith("`missing=drop`")
     init(source, config, label="b", missing="drop")
     assert load(config).data["missing"] == "drop"
-    with pytest.raises(UsageError, match="--missing") as refused:
+    with pytest.raises(UsageError, match="`missing`") as refused:
         init(source, config, missing="median", force=True)
-    with pytest.raises(UsageError, match="--missing") as refused:
+    with pytest.raises(UsageError, match="`missing`") as refused:
         init(arrays(tmp_path), config, missing="drop", force=True)
-    assert "leave --missing out" in refused.value.remedy
+    assert "leave `missing` out" in refused.value.remedy
 
 
 def test_a_quantity_as_label_is_doubted(tmp_path):
@@ -244,7 +247,7 @@ def test_a_quantity_as_label_is_doubted(tmp_path):
 def test_images_have_no_label_to_name(tmp_path):
     with pytest.raises(UsageError, match="no label to name") as refused:
         init(folder_of_images(tmp_path), tmp_path / "c.toml", label="x")
-    assert refused.value.got == "--label x"
+    assert refused.value.got == "`label=x`"
     assert "folder of an image is its class" in refused.value.expected
 
 

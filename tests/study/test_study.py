@@ -7,12 +7,13 @@ import tomllib
 import pytest
 
 import fedaudit
-from fedaudit.errors import ConfigError, TraceError
+from fedaudit.errors import ConfigError, IntegrityError, TraceError
 from fedaudit.setup.config import load, load_variants
 from fedaudit.setup.identity import code_sha256
 from fedaudit.setup.toml import overlaid
 from fedaudit.study import study
 from fedaudit.study.folders import is_study
+from fedaudit.trace import Trace, store, truth, view
 
 SMALL = """
 seed = 3
@@ -205,12 +206,18 @@ def test_the_built_in_default_is_two_federations_in_four_variants():
         asked[p.federation] |= set(p.config.audits)
     assert asked["digits"] >= {
         "fingerprint",
+        "reidentification",
         "two_stage_membership",
         "active_membership",
         "topology_inference",
         "query_plan",
     }
-    assert asked["docs"] >= {"fingerprint", "two_stage_membership", "attribution"}
+    assert asked["docs"] >= {
+        "fingerprint",
+        "reidentification",
+        "two_stage_membership",
+        "attribution",
+    }
 
 
 @pytest.mark.parametrize(
@@ -262,6 +269,24 @@ def test_a_study_that_was_stopped_in_its_first_training_is_reported_and_marked(c
     whole = study.study(study.plan([config]), out)
     assert len(whole.runs) == 3
     assert study.report(out).unfinished == ()
+
+
+def test_the_report_over_all_parts_is_written_once_and_when_interrupted(
+    config, tmp_path, monkeypatch
+):
+    written = []
+    write = study.write_study
+    monkeypatch.setattr(
+        study, "write_study", lambda path, *a, **k: written.append(path) or write(path, *a, **k)
+    )
+    out = tmp_path / "study"
+    stopped(config, out, 4)  # the first part is done, the second was begun
+    assert written == [out]
+    said = (out / "report.html").read_text("utf-8")
+    assert "not run yet: small, noise; small, sum" in said
+    assert len(study.study(study.plan([config]), out).chapters) == 3
+    assert written == [out, out]
+    assert "not run yet" not in (out / "report.html").read_text("utf-8")
 
 
 def test_a_run_that_was_stopped_in_training_is_reported_alone(config, tmp_path):
@@ -331,3 +356,65 @@ def test_python_warns_of_a_variant_that_failed(tmp_path):
         done = fedaudit.run(raw, tmp_path / "study")
     assert len(done.runs) == 1
     assert [title.endswith("many") for title in done.failed] == [True]
+
+
+# -- each trace is opened once ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """Opened traces and hashed files, in order."""
+    opened, hashed = [], []
+    plain_open, plain_verify = Trace.open.__func__, store.verify
+
+    def count_open(cls, path, **how):
+        opened.append(str(path))
+        return plain_open(cls, path, **how)
+
+    def count_verify(file, entry):
+        hashed.append(str(file))
+        return plain_verify(file, entry)
+
+    monkeypatch.setattr(Trace, "open", classmethod(count_open))
+    for module in (view, truth):
+        monkeypatch.setattr(module, "verify", count_verify)
+    return opened, hashed
+
+
+def test_run_and_report_open_and_hash_each_trace_once(config, tmp_path, counts):
+    opened, hashed = counts
+    out = tmp_path / "study"
+    for begin in (lambda: study.study(study.plan([config]), out), lambda: study.report(out)):
+        opened.clear()
+        hashed.clear()
+        done = begin()
+        assert sorted(opened) == sorted(str(run.path / "trace") for run in done.runs)
+        assert len(hashed) == len(set(hashed)), "a file was hashed twice"
+        assert sum("trace" in file for file in hashed) == 3 * 3
+
+
+def test_a_report_of_one_run_opens_its_trace_once(finished, tmp_path, counts):
+    run = tmp_path / "run"
+    shutil.copytree(finished[0].runs[0].path, run)
+    study.report(run)
+    assert counts[0] == [str(run / "trace")]
+
+
+@pytest.mark.parametrize(
+    "name", ["trace/round-00002.safetensors", "truth/round-00002.safetensors", "truth/truth.json"]
+)
+def test_a_file_that_changes_between_audit_and_report_is_refused(
+    name, config, tmp_path, monkeypatch
+):
+    plain = study.open_audited
+
+    def altered(folder, before):
+        file = folder / name
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        return plain(folder, before)
+
+    monkeypatch.setattr(study, "open_audited", altered)
+    with pytest.raises(IntegrityError):
+        study.study(study.plan([config]), tmp_path / "study")

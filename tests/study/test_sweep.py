@@ -195,6 +195,17 @@ def test_the_page_shows_headlines():
     assert headlines(names) == ["a.x", "a.x (joint)", "held_out.loss", "epsilon.largest"]
 
 
+def test_the_page_shows_what_audits_declare_beside_their_headlines():
+    audits = {
+        "two_stage_membership": ["membership_auc", "ts_mia", "stage_1_survival", "j_on_members"],
+        "fingerprint": ["linkage_accuracy", "purity (greedy)", "rand_index"],
+    }
+    shown = headlines([f"{audit}.{name}" for audit, names in audits.items() for name in names])
+    assert [name.split(".")[1] for name in shown] == [
+        "membership_auc", "ts_mia", "j_on_members", "linkage_accuracy", "purity (greedy)",
+    ]  # fmt: skip
+
+
 def test_the_figure_shows_the_first_measure_that_is_no_check_of_the_declaration(tmp_path):
     def drawn(*measures):
         at = {"value": 0.5, "low": 0.4, "high": 0.6, "chance": None}

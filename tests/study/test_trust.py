@@ -67,7 +67,7 @@ def test_an_audit_does_not_import_what_the_folder_names(received):
     assert not marker.exists()
     assert failed(done) == {"two_stage_membership"}
     (told,) = [r for r in done.results if r.audit == "two_stage_membership"]
-    assert "--trust-code" in told.need.remedy
+    assert "`trust_code=True`" in told.need.remedy
     assert foreign.allowed() is None  # the block is left
     trusted = study.audit(".", trust_code=True)
     assert marker.exists()

@@ -213,4 +213,4 @@ def test_a_factory_that_does_not_fit(factory: str, message: str) -> None:
 
 def test_load_factory_and_catalogue() -> None:
     assert load_factory("torch.nn:ReLU") is torch.nn.ReLU
-    assert set(CATALOGUE) == {"mlp", "cnn", "vit", "vae", "gpt", "lora", "module"}
+    assert set(CATALOGUE) == {"mlp", "cnn", "vit", "vae", "gpt", "lora", "module", "sklearn"}

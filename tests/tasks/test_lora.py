@@ -14,12 +14,14 @@ from fedaudit.tasks import catalogue
 from fedaudit.tasks.lora import (
     AdapterLoRA,
     DenseLoRA,
+    LocalModel,
     _HeadLoss,
     local_model,
     targets_of,
 )
-from fedaudit.tasks.models import TinyGPT
+from fedaudit.tasks.models import LowRank, TinyGPT
 from fedaudit.tasks.pretraining import Pretraining
+from fedaudit.tasks.stacked import NotStackable
 from fedaudit.tasks.task import seeded
 
 V, L = 30, 8
@@ -111,6 +113,27 @@ def test_head_and_loss_in_chunks_are_plain_cross_entropy(monkeypatch):
     (fast_slope,) = torch.autograd.grad((mine * outer).sum(), hidden)
     (slow_slope,) = torch.autograd.grad((slow * outer).sum(), hidden)
     torch.testing.assert_close(fast_slope, slow_slope)
+
+
+def test_head_and_loss_have_the_second_derivatives_of_plain_cross_entropy(monkeypatch):
+    monkeypatch.setattr("fedaudit.tasks.lora.TOKENS_AT_ONCE", 4)
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(11, 5, generator=draw, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(7, 5, generator=draw, dtype=torch.float64)
+    target = torch.randint(0, 7, (11,), generator=draw)
+    target[3] = IGNORE
+    outer = torch.randn(11, generator=draw, dtype=torch.float64).requires_grad_()
+    along = torch.randn(11, 5, generator=draw, dtype=torch.float64)
+
+    def second(losses):
+        (slope,) = torch.autograd.grad((losses * outer).sum(), hidden, create_graph=True)
+        return slope, *torch.autograd.grad((slope * along).sum(), (hidden, outer))
+
+    plain = F.cross_entropy(hidden @ weight.T, target, reduction="none", ignore_index=IGNORE)
+    for mine, slow in zip(
+        second(_HeadLoss.apply(hidden, weight, target)), second(plain), strict=True
+    ):
+        torch.testing.assert_close(mine, slow)
 
 
 def test_a_dense_task_holds_the_layers_that_carry_adapters():
@@ -293,3 +316,80 @@ def test_a_folder_of_transformers_is_fine_tuned_and_saved_under_peft_s_names(tmp
         found = task.output(task.named(row), tokens, torch.zeros(1), None)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert np.isfinite(float(task.losses(task.named(row), tokens, torch.zeros(1), None)))
+
+
+def test_a_layer_takes_the_adapters_of_several_models_at_once():
+    layer = LowRank(torch.nn.Linear(5, 4), rank=2, scale=1.5)
+    draw = torch.Generator().manual_seed(2)
+    down, up = torch.randn(3, 2, 5, generator=draw), torch.randn(3, 4, 2, generator=draw)
+    x = torch.randn(6, 7, 5, generator=draw)  # two windows of each of three models
+
+    def call(a, b, part):
+        return torch.func.functional_call(layer, {"lora_A.weight": a, "lora_B.weight": b}, (part,))
+
+    together = call(down, up, x)
+    apart = torch.cat([call(down[k], up[k], x[2 * k : 2 * k + 2]) for k in range(3)])
+    torch.testing.assert_close(together, apart)
+
+
+def llama(transformers, kind="llama"):
+    """A tiny model of transformers with random weights: grouped queries, a tied output layer."""
+    config = transformers.AutoConfig.for_model(
+        kind,
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return LocalModel(transformers.AutoModelForCausalLM.from_config(config).eval())
+
+
+@pytest.mark.text
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("targets", [("all-linear",), ("*q_proj", "*v_proj")])
+def test_a_model_of_transformers_trains_stacked_as_one_client_after_another(kind, targets):
+    model = llama(pytest.importorskip("transformers"), kind)
+    task = AdapterLoRA(model, Letters(), L, rank=3, scale=2.0, targets=targets, seed=Seed(1))
+    rows = rows_of(task)
+    x, y = windows(3, 2)
+    weight = torch.tensor([[1.0, 0.5], [0.25, 0.0], [1.0, 1.0]])
+    for k in range(3):  # the plain pass: logits of the whole model, and cross-entropy
+        plain = task.criterion(task.output(task.named(rows[k]), x[k], y[k], None), x[k], y[k])
+        one = task.losses(task.named(rows[k]), x[k], y[k], None)
+        torch.testing.assert_close(one, plain, rtol=1e-5, atol=1e-5)
+        together = task.stacked_losses(task.named(rows), x, y, None)[k]
+        torch.testing.assert_close(together, plain, rtol=1e-5, atol=1e-5)
+    fast = Stacked(task).sums(rows, x, y, weight, None)
+    slow = Loop(task).sums(rows, x, y, weight, None)
+    torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-5 * float(slow.abs().max()))
+    each = Stacked(task).per_example(rows, x, y, weight, None)
+    summed = torch.einsum("kb,kbd->kd", weight, each)
+    torch.testing.assert_close(summed, slow, rtol=1e-3, atol=1e-5 * float(slow.abs().max()))
+
+
+@pytest.mark.text
+def test_a_model_whose_logits_are_not_its_head_alone_is_not_stacked():
+    model = llama(pytest.importorskip("transformers"), "cohere")
+    task = AdapterLoRA(model, Letters(), L, rank=3, scale=2.0, targets=("*q_proj",), seed=Seed(1))
+    x, y = windows(3, 2)
+    with pytest.raises(NotStackable):
+        task.stacked_losses(task.named(rows_of(task)), x, y, None)
+
+
+@pytest.mark.text
+def test_a_model_with_adapters_on_its_output_layer_keeps_its_logits():
+    targets = ("*lm_head", "*q_proj")
+    model = llama(pytest.importorskip("transformers"))
+    task = AdapterLoRA(model, Letters(), L, rank=3, scale=2.0, targets=targets, seed=Seed(1))
+    row = rows_of(task, 1)[0]
+    x, y = windows(1, 2)
+    plain = task.criterion(task.output(task.named(row), x[0], y[0], None), x[0], y[0])
+    torch.testing.assert_close(task.losses(task.named(row), x[0], y[0], None), plain)
+    with pytest.raises(NotStackable):
+        task.stacked_losses(task.named(row.unsqueeze(0)), x, y, None)

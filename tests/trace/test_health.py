@@ -23,7 +23,8 @@ from fedaudit.protections.update_noise import UpdateNoise
 from fedaudit.randomness import Seed
 from fedaudit.tasks.catalogue import MLP
 from fedaudit.trace import SERVER, WIRETAP, MemoryRecorder, Recorder, Trace
-from fedaudit.trace.health import CODES, Arrivals, examine
+from fedaudit.trace.examination import examine
+from fedaudit.trace.health import CODES, Arrivals
 from fedaudit.trace.ledger import round_queries
 from fedaudit.trace.memory import MemoryTrace, _Held
 

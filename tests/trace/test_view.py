@@ -18,7 +18,8 @@ from fedaudit.trace import (
     Recorder,
     Trace,
 )
-from fedaudit.trace.health import Health, examine
+from fedaudit.trace.examination import examine
+from fedaudit.trace.health import Health
 
 D = 7
 LAYOUTS = {"model": Layout.of([("a.w", (2, 2)), ("b", (1,)), ("a.v", (2,))])}

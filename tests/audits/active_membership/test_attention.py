@@ -118,8 +118,8 @@ def test_fourier_features_are_nearly_orthogonal_where_linear_ones_are_not(rng):
 
 def test_own_patterns_are_those_that_stand_nowhere_else():
     cut = np.array([[[1.0], [2.0]], [[2.0], [3.0]], [[1.0], [5.0]]])
-    assert own_patterns(cut, placed=False) == [[], [1], [1]]
-    assert own_patterns(cut, placed=True) == [[1], [0, 1], [1]]
+    assert own_patterns(cut, by_place=False) == [[], [1], [1]]
+    assert own_patterns(cut, by_place=True) == [[1], [0, 1], [1]]
 
 
 # -- Theorem 3 ------------------------------------------------------------------------------------
@@ -244,14 +244,14 @@ def test_tokens_become_rows_of_their_own_and_the_module_sees_the_same(rng):
     x = rng.integers(0, 9, (5, 4)).astype(np.float64)
     for additive in (False, True):
         made = patterns.tokens(4, 9, 16, rng, additive=additive)
-        assert made.placed
+        assert made.tells_places_apart
         seen = made(x)
         slow = [[made.table[j, int(t)] for j, t in enumerate(row)] for row in x]
         np.testing.assert_array_equal(seen, slow)
         by_torch = Memory(made, 2).patterns(torch.from_numpy(x).float())
         np.testing.assert_allclose(by_torch, seen, atol=1e-6)
     same = patterns.from_table(np.broadcast_to(np.eye(9, 10), (4, 9, 10)))
-    assert not same.placed  # one-hot rows do not say where a token stands
+    assert not same.tells_places_apart  # one-hot rows do not say where a token stands
     with pytest.raises(ConfigError, match="too large"):
         patterns.tokens(1000, 30_000, 64, rng)
 

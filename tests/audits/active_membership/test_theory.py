@@ -132,11 +132,6 @@ def test_theorem3_with_one_probability_is_as_printed():
     assert theory.theorem3(p, p, box, n, patterns) == pytest.approx(printed)
 
 
-def test_gaussian_success_is_the_normal_distribution():
-    assert theory.gaussian_success(0.0) == 0.5
-    assert theory.gaussian_success(1.0) == pytest.approx(0.8413447, abs=1e-7)
-
-
 def test_a_game_needs_a_record_that_is_left_out():
     for call in (
         lambda: theory.theorem1(0.1, 5, 5),

@@ -137,9 +137,14 @@ class ToyShadows:
 
 def audit_toy(seed=0, *, settings=None, target=None, coupled=True, vantage=WIRETAP, **options):
     """An audit of one toy federation by shadows of the same kind."""
-    shadows = ToyShadows(coupled=coupled, options=tuple(options.items()), seed=1000 * (seed + 1))
     trace, truth = make_toy(np.random.default_rng(seed), **(options | (target or {})))
     audit = TopologyInference(**{"regressor": "ridge", "shadows": 20, **(settings or {})})
+    shadows = ToyShadows(
+        count=audit.shadows,
+        coupled=coupled,
+        options=tuple(options.items()),
+        seed=1000 * (seed + 1),
+    )
     guess = audit.attack(
         trace.seen_by(vantage), Knowledge(shadows=shadows), np.random.default_rng(seed + 1)
     )

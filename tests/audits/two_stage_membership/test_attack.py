@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedaudit.audits.records import areas
 from fedaudit.audits.two_stage_membership import attack
 from fedaudit.results import Underpowered
 
@@ -82,25 +83,18 @@ def test_rows_are_linked_by_the_candidates_of_a_client():
 # -- the area under the curve ---------------------------------------------------------------------
 
 
-def test_ranks_are_those_of_scipy():
-    from scipy.stats import rankdata
-
-    values = np.round(np.random.default_rng(12).normal(size=200), 1)
-    np.testing.assert_array_equal(attack._midranks(values), rankdata(values))
-
-
 def test_the_plain_auc_counts_pairs():
     rng = np.random.default_rng(3)
     values, member = np.round(rng.normal(size=30), 1), rng.random(30) < 0.4
     pairs = [(a > b) + 0.5 * (a == b) for a in values[member] for b in values[~member]]
-    assert attack.plain_auc(values, member) == pytest.approx(np.mean(pairs))
+    assert areas.plain_auc(values, member) == pytest.approx(np.mean(pairs))
 
 
 def test_the_permutation_error_by_permuting():
     rng = np.random.default_rng(4)
     values, member, guess = matched(rng, 2, 3, 2)
     statistic = np.round(attack._centred(values, guess), 1)  # with ties
-    stated = attack.permutation_error(statistic, member, guess.present, guess.classes)
+    stated = areas.permutation_error(statistic, member, guess.present, guess.classes)
     drawn = []
     for _ in range(1500):
         labels = member.copy()
@@ -108,7 +102,7 @@ def test_the_permutation_error_by_permuting():
             for c in range(3):
                 at = np.flatnonzero(guess.classes[p] == c)
                 labels[p, at] = rng.permutation(labels[p, at])
-        drawn.append(attack.plain_auc(statistic.ravel(), labels.ravel()))
+        drawn.append(areas.plain_auc(statistic.ravel(), labels.ravel()))
     assert np.mean(drawn) == pytest.approx(0.5, abs=0.01)
     assert np.std(drawn) == pytest.approx(stated, rel=0.08)
 
@@ -123,7 +117,7 @@ def test_exchangeable_candidates_raise_the_alarm_at_most_at_the_stated_rate(
     for _ in range(400):
         values, member, guess = matched(rng, clients, classes, pairs)
         statistic = attack._centred(values, guess)
-        e = attack.membership_auc(statistic, member, guess.present, guess.classes, 0.95)
+        e = areas.membership_auc(statistic, member, guess.present, guess.classes, 0.95)
         alarms += e.low > 0.5
     # 10 of 400 are expected at 2.5 %; 21 or more have a chance of 1 in 700
     assert alarms <= 20
@@ -136,7 +130,7 @@ def test_a_shift_is_found_and_its_interval_covers_it():
     covered = 0
     for _ in range(60):
         values, member, guess = matched(rng, 8, 3, 6, shift=0.5)
-        e = attack.membership_auc(values, member, guess.present, guess.classes, 0.95)
+        e = areas.membership_auc(values, member, guess.present, guess.classes, 0.95)
         covered += e.low <= float(ndtr(0.5 / np.sqrt(2))) <= e.high
         assert e.baseline == 0.5
         assert e.n == 8 * 36
@@ -147,14 +141,14 @@ def test_clients_that_differ_widen_the_interval():
     rng = np.random.default_rng(7)
     values, member, guess = matched(rng, 6, 2, 20)
     values += np.where(member, np.array([3, 3, 3, -3, -3, -2.0])[:, None], 0.0)
-    e = attack.membership_auc(values, member, guess.present, guess.classes, 0.95)
+    e = areas.membership_auc(values, member, guess.present, guess.classes, 0.95)
     assert "over clients" in e.method
     assert e.low < 0.3
     assert e.high > 0.7
 
 
 def test_one_record_of_a_kind_has_no_area():
-    e = attack.membership_auc(
+    e = areas.membership_auc(
         np.array([[0.0, 1.0]]), np.array([[True, False]]), np.ones((1, 2), bool),
         np.zeros((1, 2), int), 0.95,
     )  # fmt: skip
@@ -163,12 +157,11 @@ def test_one_record_of_a_kind_has_no_area():
 
 def test_rates_are_stated_only_with_enough_records():
     rng = np.random.default_rng(8)
-    audit = SimpleNamespace(confidence=0.95)
     values, member, guess = matched(rng, 5, 10, 20, shift=1.0)
-    found, short = attack.true_positive_rates(values, member, guess.present, audit)
+    found, short = areas.true_positive_rates(values, member, guess.present, 0.95)
     assert [*found] == ["true_positive_rate (at 1 %)"]
     assert found["true_positive_rate (at 1 %)"].value > 0.02
     assert [s.needed for s in short] == [10_000]
-    few, lacking = attack.true_positive_rates(values[:1], member[:1], guess.present[:1], audit)
+    few, lacking = areas.true_positive_rates(values[:1], member[:1], guess.present[:1], 0.95)
     assert not few
     assert [s.needed for s in lacking] == [1000, 10_000]

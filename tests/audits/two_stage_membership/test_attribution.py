@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.audits.two_stage_membership import attribution, scoring, theory
+from fedaudit.audits.records import scoring
+from fedaudit.audits.records.scoring import Models, RecordBatch, Scorer
+from fedaudit.audits.two_stage_membership import theory
 from fedaudit.audits.two_stage_membership.attribution import (
     GRID,
     jumps,
@@ -16,7 +18,6 @@ from fedaudit.audits.two_stage_membership.attribution import (
     score_pools,
     update_alone,
 )
-from fedaudit.audits.two_stage_membership.scoring import Models, RecordBatch, Scorer
 from fedaudit.data import builtin
 from fedaudit.randomness import Seed
 from fedaudit.tasks.catalogue import MLP, VAE
@@ -76,7 +77,7 @@ def put_together_at_once(scorer, models, pools, pairs):
 def test_blocks_of_models_give_what_one_tensor_gives(case, monkeypatch, pairs, at_once):
     task, updates, model, pools = case
     expected = put_together_at_once(Scorer(task), model + updates, pools, pairs)
-    monkeypatch.setattr(attribution, "NUMBERS_AT_ONCE", at_once)
+    monkeypatch.setattr(scoring, "NUMBERS_AT_ONCE", at_once)
     found = score_pools(Scorer(task), model + updates, pools, pairs)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -91,7 +92,6 @@ def test_models_that_are_formed_in_blocks_give_the_same_scores(case, monkeypatch
     pairs = [[(j + i) % len(pools.x) for i in range(2)] for j in range(count)]
     plain = score_pools(scorer, start - 0.5 * contributions, pools, pairs)
     monkeypatch.setattr(scoring, "WEIGHTS_AT_ONCE", width * start.numel())
-    monkeypatch.setattr(attribution, "WEIGHTS_AT_ONCE", width * start.numel())
     formed = []
     monkeypatch.setattr(
         Models,

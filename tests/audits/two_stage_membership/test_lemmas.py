@@ -144,3 +144,12 @@ def test_what_lemma_8_says_is_counted(surveyed):
     assert "holds for 6 of 6" in note
     assert "(J <= 0 in 6 of them)" in note
     assert note.endswith("sound form for 0")
+
+
+def test_lemma_6_is_reached_within_a_factor_of_ten(surveyed):
+    """Its constant is the largest curvature in any direction; that along u is nearly reached."""
+    audit, guess, truth = surveyed
+    curve = scored(audit, guess, truth).curves["bound check"]
+    remainder = np.array(curve["remainder"])
+    assert 0.1 < (remainder / np.array(curve["L |u|^2 / 2"])).max() < 1
+    assert 0.9 < (remainder / np.array(curve["sup |u' Hess u| / 2"])).max() < 1.01

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedaudit.audits.two_stage_membership import attack, prediction, theory
+from fedaudit.audits.two_stage_membership import prediction, theory
 from fedaudit.audits.two_stage_membership.risk import Contribution
+from fedaudit.randomness import Seed
 from fedaudit.results import Estimate
+from fedaudit.stats import roc
 
 J_FORETELLS, RISK_PREDICTS = (f"rank_correlation ({risk})" for risk in ("J", "TS-MIA"))
 
@@ -20,7 +22,7 @@ def part(party, number, delta, member, evidence, classes):
     return Contribution(
         round=number,
         party=party,
-        client=party,
+        client=int(party, 36),
         row=0,
         survey=SimpleNamespace(stage_one=SimpleNamespace(ratio=np.array([1.0])), threshold=0.1),
         delta=delta,
@@ -63,7 +65,10 @@ def test_ranks_of_columns_and_rank_correlation_are_those_of_scipy():
     table = np.round(rng.normal(size=(30, 4)), 1)
     np.testing.assert_array_equal(prediction._midranks_of_columns(table), rankdata(table, axis=0))
     # two halvings each way: the mean of the correlations of the two columns
-    groups = [g[..., [0, 2]] for g in prediction.crossed(parts, AUDIT, rng).values()]
+    groups = [
+        g[..., [0, 2]]
+        for g in prediction.crossed(parts, AUDIT, Seed(int(rng.integers(2**63)))).values()
+    ]
     found = prediction._correlation(groups, 0.95, rng)
     both = np.concatenate(groups)
     naive = [spearmanr(*both[:, s].T).statistic for s in range(2 * prediction.SPLITS)]
@@ -79,12 +84,12 @@ def test_exchangeable_members_give_no_correlation_of_risk_and_attack(clients, ro
     values, same, outside, count = [], [], 0, 40
     for _ in range(count):
         parts = federation_of(rng, clients, rounds, 12)
-        found = prediction.prediction(parts, AUDIT, rng)[J_FORETELLS]
+        found = prediction.prediction(parts, AUDIT, Seed(int(rng.integers(2**63))))[J_FORETELLS]
         values.append(found.value)
         outside += not found.low <= 0 <= found.high
         both = np.array(
             [
-                (theory.phi(c.delta[c.member]).mean(), attack.plain_auc(c.delta, c.member))
+                (theory.phi(c.delta[c.member]).mean(), roc.plain_auc(c.delta, c.member))
                 for c in parts
             ]
         )
@@ -98,7 +103,10 @@ def test_exchangeable_members_give_no_correlation_of_risk_and_attack(clients, ro
 def test_a_risk_that_follows_the_leak_is_found_to_predict_the_attack():
     rng = np.random.default_rng(11)
     found = [
-        prediction.prediction(federation_of(rng, 24, 2, 24, leak=3.0), AUDIT, rng) for _ in range(6)
+        prediction.prediction(
+            federation_of(rng, 24, 2, 24, leak=3.0), AUDIT, Seed(int(rng.integers(2**63)))
+        )
+        for _ in range(6)
     ]
     for name in (J_FORETELLS, RISK_PREDICTS):
         assert sum(f[name].low > 0 for f in found) >= 5
@@ -109,14 +117,16 @@ def test_a_risk_that_follows_the_leak_is_found_to_predict_the_attack():
 def test_what_cannot_be_correlated_is_not():
     rng = np.random.default_rng(12)
     parts = federation_of(rng, 3, 2, 6)
-    assert prediction.prediction(parts[:4], AUDIT, rng) == {}
-    assert prediction.prediction([], AUDIT, rng) == {}
+    assert prediction.prediction(parts[:4], AUDIT, Seed(int(rng.integers(2**63)))) == {}
+    assert prediction.prediction([], AUDIT, Seed(int(rng.integers(2**63)))) == {}
     # every draw has J > 0: TS-MIA is 1 for all clients, and predicts nothing
     sure = [replace(c, delta=np.abs(c.delta) + 1) for c in parts]
-    assert [*prediction.prediction(sure, AUDIT, rng)] == [J_FORETELLS]
+    assert [*prediction.prediction(sure, AUDIT, Seed(int(rng.integers(2**63))))] == [J_FORETELLS]
     # unlinked rows have no evidence, rounds without movement no SUR
     unlinked = [replace(c, evidence=np.full(12, np.nan)) for c in parts[:2]]
-    assert prediction.prediction([*unlinked, *parts[2:]], AUDIT, rng) == {}
+    assert (
+        prediction.prediction([*unlinked, *parts[2:]], AUDIT, Seed(int(rng.integers(2**63)))) == {}
+    )
 
 
 def test_halves_keep_pairs_of_a_class_together():
@@ -138,7 +148,7 @@ def test_a_client_is_halved_alike_in_all_rounds():
     """The same round twice gives the same J and AUC in every halving."""
     rng = np.random.default_rng(14)
     parts = [replace(c, round=t) for c in federation_of(rng, 3, 1, 6) for t in (1, 2)]
-    for table in prediction.crossed(parts, AUDIT, rng).values():
+    for table in prediction.crossed(parts, AUDIT, Seed(int(rng.integers(2**63)))).values():
         assert table.shape == (2, 2 * prediction.SPLITS, 3)
         np.testing.assert_array_equal(table[0][:, [0, 2]], table[1][:, [0, 2]])
 

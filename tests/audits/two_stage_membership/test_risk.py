@@ -7,6 +7,7 @@ import pytest
 
 from fedaudit.audits.two_stage_membership import risk, theory
 from fedaudit.audits.two_stage_membership.risk import Contribution
+from fedaudit.randomness import Seed
 
 
 def part(party, number, delta, member, ratio=1.0):
@@ -15,7 +16,7 @@ def part(party, number, delta, member, ratio=1.0):
     return Contribution(
         round=number,
         party=party,
-        client=party,
+        client=int(party, 36),
         row=0,
         survey=SimpleNamespace(stage_one=stage, threshold=0.1, messages=range(16)),
         delta=np.asarray(delta),
@@ -53,7 +54,7 @@ def test_risk_is_survival_times_attribution():
         part("b", 2, up, member),
         part("c", 1, up, member, ratio=np.nan),  # the model did not move: undefined
     ]
-    found = risk.risk(fake_audit(), parts, rng)
+    found = risk.risk(fake_audit(), parts, Seed(int(rng.integers(2**63))))
     assert found["ts_mia"].value == pytest.approx(2 / 4)
     assert found["ts_mia"].baseline == 0.0
     survive = found["stage_1_survival"]
@@ -67,4 +68,32 @@ def test_risk_is_survival_times_attribution():
     assert found["j_on_members"].baseline == pytest.approx(float(theory.phi(-1.0)))
     # 16 equal orthogonal updates: SUR 1/4, above the floor of 0.1
     assert (found["sur"].baseline, survive.baseline) == (0.25, 1.0)
-    assert risk.risk(fake_audit(), parts[-1:], rng) == {}
+    assert risk.risk(fake_audit(), parts[-1:], Seed(int(rng.integers(2**63)))) == {}
+
+
+def test_the_baseline_of_the_risk_has_an_interval_and_a_paired_difference():
+    member = np.array([True, True, False, False])
+    parts = [part(name, 1, [1.0, 1.0, -1.0, -1.0], member) for name in "abcdef"]
+    parts += [part(name, 2, [1.0, 1.0, 1.0, 1.0], member) for name in "abcdef"]
+    found = risk.risk(fake_audit(), parts, Seed(1))
+    others, above = found["ts_mia_of_non_members"], found["ts_mia_above_non_members"]
+    assert others.value == found["ts_mia"].baseline == 0.5
+    assert others.low < 0.5 < others.high
+    assert above.value == pytest.approx(found["ts_mia"].value - others.value)
+    assert above.baseline == 0.0
+    # without any difference there is no spread, but no certainty either
+    same = risk.risk(fake_audit(), parts[6:], Seed(1))["ts_mia_above_non_members"]
+    assert same.value == 0.0
+    assert same.low < 0.0 < same.high
+
+
+def test_numbers_do_not_depend_on_what_was_drawn_before():
+    rng = np.random.default_rng(3)
+    member = np.arange(8) < 4
+    parts = [part(name, t, rng.normal(size=8), member) for name in "abcd" for t in (1, 2)]
+    whole = risk.risk(fake_audit(), parts, Seed(5))
+    alone = [risk.share_above_zero(parts[3], True, 4, Seed(5)) for _ in range(2)]
+    assert alone[0] == alone[1]
+    backwards = risk.risk(fake_audit(), parts[::-1], Seed(5))
+    assert backwards["ts_mia"] == whole["ts_mia"]
+    assert backwards["sur"] == whole["sur"]

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fedaudit.audits.records import areas
 from fedaudit.audits.two_stage_membership import TwoStageMembership, attack, tables
 from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult
@@ -21,7 +22,7 @@ def null(rng, clients, classes, pairs):
         rounds=(),
     )
     statistic = attack._centred(rng.normal(size=y.shape), guess)
-    whole = attack.membership_auc(statistic, member, guess.present, y, 0.95)
+    whole = areas.membership_auc(statistic, member, guess.present, y, 0.95)
     return AuditResult(
         audit="two_stage_membership",
         question="?",

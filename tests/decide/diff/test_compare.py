@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaudit.decide.diff.compare import STALE, changed_settings, compare, diff, difference
+from fedaudit.decide.diff.compare import STALE, compare, diff, difference
 from fedaudit.decide.diff.page import plain_diff
+from fedaudit.decide.diff.pairing import changed_settings
 from fedaudit.decide.gate.evidence import run_evidence
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.results import AuditResult, Bound, Estimate, Need
@@ -265,11 +266,12 @@ def test_taking_a_shuffle_away_is_worse_whatever_the_numbers_say(plain_run, tmp_
     assert step.change == "better"
 
 
-def test_a_protection_that_leaves_nothing_to_link_loses_no_evidence(plain_run):
+def test_a_protection_that_removes_the_question_loses_no_evidence(plain_run):
     base = run_evidence(plain_run)
     summed = verdict(base, missing=UNSEEN, protections={"secure_sum": {}})
     (found,) = compare(verdict(base, head=LEAK), summed).verdicts
-    assert (found.change, found.why) == ("better", "a protection leaves nothing to link")
+    assert found.change == "better"
+    assert found.why.startswith("no single update is left to look at")
     assert not compare(verdict(base, head=LEAK), summed).worse
     # secure aggregation answers queries: their algebra has to be shown
     asked = verdict(base, missing=UNSEEN, protections={"secure_aggregation": {}})
@@ -445,12 +447,12 @@ def test_a_run_without_results_is_an_error(plain_run, tmp_path):
 # -- studies ---------------------------------------------------------------------------------------
 
 
-def study(folder, **runs):
+def study(folder, federation="small", **runs):
     folder.mkdir()
     listed = []
     for variant, run in runs.items():
         shutil.copytree(run, folder / variant)
-        listed.append({"federation": "small", "variant": variant, "path": variant})
+        listed.append({"federation": federation, "variant": variant, "path": variant})
     (folder / "study.json").write_text(json.dumps({"runs": listed}))
     seal(folder, "config")
     return folder
@@ -458,20 +460,47 @@ def study(folder, **runs):
 
 def test_studies_are_paired_by_federation_and_variant(plain_run, noisy_run, tmp_path):
     one = study(tmp_path / "one", plain=plain_run, noisy=noisy_run)
-    two = study(tmp_path / "two", noisy=noisy_run, other=plain_run)
+    two = study(tmp_path / "two", noisy=noisy_run)
     (c,) = diff(one, two)
     assert c.run == "small, noisy"
     assert c.lost == ("only in the first study: small, plain",)
     assert c.worse  # a run that is gone shows nothing
-    assert any("only in the second study: small, other" in n for n in c.notes)
+    (back,) = diff(two, one)
+    assert any("only in the second study: small, plain" in n for n in back.notes)
 
 
-def test_studies_that_share_nothing_or_a_run_beside_a_study_are_refused(
-    plain_run, noisy_run, tmp_path
-):
+def test_what_corresponds_is_compared_whatever_it_was_called(plain_run, noisy_run, tmp_path):
+    one = study(tmp_path / "one", plain=plain_run, noisy=noisy_run)
+    two = study(tmp_path / "two", federation="renamed", before=plain_run, noisy=noisy_run)
+    found = diff(one, two)
+    assert [c.run for c in found] == [
+        "small, plain and renamed, before",
+        "small, noisy and renamed, noisy",
+    ]
+    assert not found.worse
+    assert all(c.lost == () for c in found)
+
+
+def test_a_single_run_is_compared_with_its_like_in_a_study(plain_run, noisy_run, tmp_path):
+    both = study(tmp_path / "both", plain=plain_run, noisy=noisy_run)
+    for a, b in ((noisy_run, both), (both, noisy_run)):
+        (c,) = diff(a, b)
+        assert "noisy" in c.run
+        assert c.settings == ()
+        assert not c.worse
+
+
+def test_runs_of_one_folder_correspond_to_those_of_another(plain_run, noisy_run, tmp_path):
+    for name in ("one", "two"):
+        shutil.copytree(plain_run, tmp_path / name / "plain")
+        shutil.copytree(noisy_run, tmp_path / name / "noisy")
+    found = diff(tmp_path / "one", tmp_path / "two")
+    assert sorted(c.run for c in found) == ["noisy", "plain"]
+
+
+def test_studies_that_share_nothing_are_refused(plain_run, noisy_run, tmp_path):
     one = study(tmp_path / "one", plain=plain_run)
     two = study(tmp_path / "two", noisy=noisy_run)
-    with pytest.raises(UsageError, match="no run in common"):
+    with pytest.raises(UsageError, match="corresponds to") as told:
         diff(one, two)
-    with pytest.raises(UsageError, match="a study and a single run"):
-        diff(one, plain_run)
+    assert str(tmp_path / "one" / "plain") in told.value.remedy

@@ -1,6 +1,7 @@
 """A gate compares confidence bounds with limits; missing evidence fails."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from fedaudit.decide.gate import gate, load_policy, measures, write_example
 from fedaudit.decide.gate.check import check_limit
 from fedaudit.decide.gate.evidence import gather_evidence, run_evidence
 from fedaudit.decide.gate.page import plain, statement
+from fedaudit.decide.gate.starting import starting_policy
 from fedaudit.errors import ConfigError, FormatError, IntegrityError, TraceError, UsageError
 from fedaudit.files import Unreadable
 from fedaudit.reporting.rules import VERDICTS
@@ -137,6 +139,15 @@ def test_an_infinite_bound_breaks_every_limit(run):
     json.dumps(plain(gate(run, {"limit": [LINKAGE | {"at_most": 1e9}]})), allow_nan=False)
 
 
+def test_an_open_interval_gives_no_first_limit(run):
+    """A measured epsilon is a lower bound: nothing above it was excluded."""
+    open_above = {"value": 1.2, "low": 1.2, "high": math.inf, "baseline": 0.0, "one_sided": True}
+    store(run, result("epsilon", "epsilon", **open_above))
+    policy = starting_policy(run)
+    assert "# epsilon: the interval of epsilon is open (at least 1.2 was measured)." in policy
+    assert "epsilon.epsilon" not in policy
+
+
 def test_real_results_are_judged_by_their_own_intervals(finished):
     head = stored(finished, "fingerprint").estimates["linkage_accuracy"]
     above = {"at_most": head.high + 1e-6}
@@ -153,7 +164,7 @@ def test_an_audit_that_was_not_run_fails_and_says_how_to_run_it(run):
     assert check.status == "missing"
     assert check.code == "no_result"
     assert "not run" in check.missing
-    assert "--only attribution" in check.remedy
+    assert "audits=['attribution']" in check.remedy
     (run / "results" / "fingerprint.json").unlink()
     seal(run, "results")
     requested = only(run, LINKAGE | {"at_most": 1})
@@ -317,7 +328,7 @@ def test_anything_but_a_run_is_an_error(what, tmp_path, finished):
     elif what == "an empty folder":
         place.mkdir()
     elif what == "a trace":
-        place = finished / "trace"
+        shutil.copytree(finished / "trace", place)  # a recording that no run holds
     with pytest.raises(TraceError) as refused:
         gate(place, {"limit": [LINKAGE | {"at_most": 1}]})
     assert refused.value.exit_code == 3

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from fedaudit import study
-from fedaudit.decide.gate import gate, load_policy
+from fedaudit.audits.facts import AuditFacts, Decision
+from fedaudit.decide.gate import evidence, gate, load_policy
 from fedaudit.decide.gate.check import limit_text
-from fedaudit.decide.gate.evidence import Evidence, nothing_to_link, run_evidence
+from fedaudit.decide.gate.evidence import Evidence, removed_question, run_evidence
 from fedaudit.decide.gate.outcome import LimitCheck, LimitReading
 from fedaudit.decide.gate.policy import read_limit, write_policy
 from fedaudit.decide.harden import choices, harden, limits, utility
@@ -21,6 +22,7 @@ from fedaudit.decide.harden.cells import CellRunner, OutOfTime, parse_budget
 from fedaudit.decide.harden.outcome import Point
 from fedaudit.decide.harden.search import PRECISION, Search, conflicts, instead
 from fedaudit.errors import ConfigError, UsageError
+from fedaudit.protections import SecureSum, Shuffle
 from fedaudit.results import AuditResult, Estimate, Need
 from fedaudit.setup.config import load
 
@@ -67,9 +69,9 @@ def found(folder):
 # -- limits that can be kept ---------------------------------------------------------------------
 
 
-def test_a_secure_sum_leaves_nothing_to_link_and_is_chosen(found):
+def test_a_secure_sum_leaves_removed_question_and_is_chosen(found):
     assert found.succeeded
-    assert found.confirmed.label == choices.SUMMED
+    assert found.confirmed.label == SecureSum.transport
     assert found.confirmed.trusted == ("the aggregator",)
     # the same model up to the order of a sum: the loss is known, not estimated
     assert (found.confirmed.cost.low, found.confirmed.cost.high) == (0.0, 0.0)
@@ -308,7 +310,7 @@ def test_a_spent_budget_reports_what_is_known_and_claims_nothing_unconfirmed(fou
         best = searched(tmp_path, LINKS, CHEAP, budget=1e-9)
     finally:
         (tmp_path / "kept.json").rename(tmp_path / "cells" / fresh / "cell.json")
-    assert best.chosen.label == choices.SUMMED
+    assert best.chosen.label == SecureSum.transport
     assert not best.succeeded
     assert not (tmp_path / "hardened.toml").exists()
     assert "NOT confirmed on fresh seeds" in (tmp_path / "nearest.toml").read_text("utf-8")
@@ -487,7 +489,7 @@ def test_the_configs_own_protections_are_a_transport():
         "secure sum",
     ]
     masked = load({**SMALL, "protections": {"secure_aggregation": {"threshold": 3}}})
-    (summed,) = [w for w in choices.transports(masked) if w.name == choices.SUMMED]
+    (summed,) = [w for w in choices.transports(masked) if w.name == SecureSum.transport]
     assert summed.protections["secure_aggregation"]["threshold"] == 3
 
 
@@ -502,6 +504,16 @@ def test_ladders_that_cannot_give_the_promise_are_left_out_with_the_reason():
     whole = load_policy({"limit": [{"metric": "epsilon", "at_most": 8, "unit": "client"}]})
     ladders, left = choices.ladders(load(SMALL), whole)
     assert {x.name for x in ladders} == {"update_noise", "central_dp"}
+
+
+def test_an_exposure_limit_is_tried_where_single_units_are_read():
+    policy = limits.load_limits(None, ["reconstruction.records_rebuilt <= 1 %"])
+    ladders, _ = choices.ladders(load(SMALL), policy)
+    assert "exposure_limit" in {x.name for x in ladders}
+    ladders, _ = choices.ladders(load(SMALL), limits.load_limits(None, [LINKS]))
+    assert "exposure_limit" not in {x.name for x in ladders}
+    ladders, _ = choices.ladders(load(SMALL), limits.load_limits(None, [LINKS]), ["exposure_limit"])
+    assert [x.name for x in ladders] == ["exposure_limit"]
 
 
 def with_persons(folder, *, shared=False):
@@ -524,7 +536,7 @@ def test_noise_covers_persons_if_the_data_name_them(tmp_path):
     config = with_persons(tmp_path)
     links = limits.load_limits(None, [LINKS])
     ladders, _ = choices.ladders(load(config), links)
-    private = [x for x in ladders if x.name in (choices.DP_SGD, choices.ALLOCATED)]
+    private = [x for x in ladders if x.name in ("dp_sgd", choices.ALLOCATED)]
     assert [x.settings["unit"] for x in private] == ["person", "person"]
     # a limit, or the config itself, has the last word
     asked = limits.load_limits(None, ["epsilon <= 8 per record"])
@@ -555,8 +567,8 @@ def test_dp_sgd_trusts_only_the_clients_own_code():
     made = {"dp_sgd": {"noise_multiplier": 1.0}, "shuffle": {}}
     assert choices.trusted_parties(made) == ("the client's own code", "the shuffler")
     assert choices.trusted_parties({}) == ()
-    assert choices.count_others(choices.trusted_parties(made)) == 1
-    assert choices.count_others(choices.trusted_parties({"dp_sgd": {}})) == 0
+    assert choices.count_outside_parties(made) == 1
+    assert choices.count_outside_parties({"dp_sgd": {}}) == 0
 
 
 def test_a_limit_on_accuracy_loss_is_stated_in_points():
@@ -596,18 +608,33 @@ def linked(code, **protections):
 def test_nothing_is_left_to_link_if_no_single_update_is_visible():
     limit = "fingerprint.linkage_accuracy"
     hidden = "no_single_updates"
-    assert nothing_to_link(limit, [linked(hidden, secure_sum={})])
-    assert not nothing_to_link(limit, [linked("senders_known")])
-    assert not nothing_to_link(limit, [linked(hidden), linked("too_few_rounds")])
+    assert removed_question(limit, [linked(hidden, secure_sum={})])
+    assert not removed_question(limit, [linked("senders_known")])
+    assert not removed_question(limit, [linked(hidden), linked("too_few_rounds")])
     # sums from which a single update can be solved for leave something to link
-    assert nothing_to_link(limit, [linked(hidden, secure_aggregation={}, recoverable=0.0)])
-    assert not nothing_to_link(limit, [linked(hidden, secure_aggregation={}, recoverable=2.0)])
-    assert not nothing_to_link(limit, [linked(hidden, secure_aggregation={})])
+    assert removed_question(limit, [linked(hidden, secure_aggregation={}, recoverable=0.0)])
+    assert not removed_question(limit, [linked(hidden, secure_aggregation={}, recoverable=2.0)])
+    assert not removed_question(limit, [linked(hidden, secure_aggregation={})])
     # a recording of somebody else's has no config to say that one ideal sum is all there is
-    assert not nothing_to_link(limit, [linked(hidden)])
-    assert nothing_to_link(limit, [linked(hidden, recoverable=0.0)])
+    assert not removed_question(limit, [linked(hidden)])
+    assert removed_question(limit, [linked(hidden, recoverable=0.0)])
     other = "query_plan.recoverable_updates"
-    assert not nothing_to_link(other, [linked(hidden, secure_sum={})])
+    assert not removed_question(other, [linked(hidden, secure_sum={})])
+
+
+def test_an_audit_declares_which_protection_removes_its_question(monkeypatch):
+    """The need's code and the protection in force count, whichever words the need has."""
+    facts = AuditFacts(decision=Decision(removed_by={"no_names": "hides_senders"}))
+    monkeypatch.setattr(evidence, "facts_of", lambda audit: facts)
+    shuffled = ({"name": "shuffle"},)
+    limit = "fingerprint.linkage_accuracy"
+    assert "hides_senders" in removed_question(
+        limit, [replace(linked("no_names"), declared=shuffled)]
+    )
+    assert not removed_question(limit, [linked("no_names")])
+    assert not removed_question(limit, [replace(linked("no_truth"), declared=shuffled)])
+    assert not removed_question(limit, [replace(linked("no_names"), declared=({"name": "clip"},))])
+    assert not removed_question(limit, [])
 
 
 def test_a_limit_on_all_verdicts_uses_the_same_rule():
@@ -660,6 +687,65 @@ def test_conflicts_are_the_smallest_sets_that_nothing_keeps():
     assert conflicts([measured("x", a=0)]) == ()
     near = instead([*points, measured("v", a=2, b=0, c=0)], ["a", "b"])
     assert {name: p.label for name, p in near.items()} == {"a": "v", "b": "x"}
+
+
+def shares(label, **bounds):
+    """A point with `limit=(bound, at most)`, all of them shares with an interval."""
+    checks = []
+    for name, (bound, most) in bounds.items():
+        e = Estimate(value=bound - 0.01, low=bound - 0.02, high=bound, n=100)
+        reading = LimitReading(bound=bound, limit=most, estimate=e)
+        status = "passed" if bound <= most else "failed"
+        checks.append(
+            LimitCheck(limit=name, metric=name, rule="", status=status, readings=(reading,))
+        )
+    return Point(label=label, series=label, checks=tuple(checks))
+
+
+def test_two_limits_missed_by_little_are_nearer_than_one_missed_by_far(tmp_path):
+    """More noise that nearly keeps both limits is offered, not the federation without noise."""
+    bare = shares("unprotected", linkage=(1.0, 0.375), lost=(0.0, 0.02))
+    noisy = shares("DP-SGD (z = 8)", linkage=(0.40, 0.375), lost=(0.06, 0.02))
+    lacking = replace(
+        noisy, label="lacking", checks=(replace(noisy.checks[0], status="missing", readings=()),)
+    )
+    assert noisy.nearness < bare.nearness < lacking.nearness
+    search = search_for(tmp_path, LINKS)
+    (way, *_), ladder = search.transports, choices.NoiseLadder("dp_sgd", "DP-SGD", 1.0, 8.0)
+    search.points = {
+        choices.Choice(way): bare,
+        choices.Choice(way, ladder, 4.0): lacking,
+        choices.Choice(way, ladder, 8.0): noisy,
+    }
+    assert search._nearest([]) is noisy
+    assert search._nearest([bare, noisy]) is noisy
+
+
+def test_no_point_is_tried_twice(tmp_path):
+    own = {"dp_sgd": {"noise_multiplier": 8.0}, "shuffle": {}}
+    search = search_for(tmp_path, LINKS, protections=own)
+    (ladder,) = [x for x in search.ladders if x.name == "dp_sgd"]
+    shuffled, configured = (
+        next(t for t in search.transports if t.name == name)
+        for name in (Shuffle.transport, choices.AS_CONFIGURED)
+    )
+    highest = choices.Choice(shuffled, ladder, 8.0)
+    assert search._known(highest) == highest
+    # the last step of a curve from 0.25 to 8 is 8 but for rounding
+    assert search._known(choices.Choice(shuffled, ladder, 0.25 * 32**0.5 * 32**0.5)) == highest
+    assert search._known(choices.Choice(configured)) == highest
+    other = choices.Choice(shuffled, ladder, 7.9)
+    assert search._known(other) == other
+
+
+def test_noise_per_client_is_left_out_where_it_is_the_same_for_all(tmp_path):
+    for options, tried in (({"partition": {"kind": "iid"}}, False), ({}, True)):
+        search = search_for(tmp_path, LINKS, **options)
+        (ladder,) = [x for x in search.ladders if x.name == choices.ALLOCATED]
+        sizes = search.prepared(search.seeds[0]).sizes
+        assert (sizes.max() > 1.01 * sizes.min()) == tried  # 359 or 360 records each
+        assert search._climbable(ladder) == tried
+        assert [what for what, _ in search.left_out] == ([] if tried else [ladder.label])
 
 
 def test_means_over_seeds_of_a_difference_may_lie_below_zero():

@@ -178,3 +178,16 @@ def test_no_interval_ends_at_the_edge_of_the_figure():
     lines = root.iter("{http://www.w3.org/2000/svg}line")
     edge = max(float(line.get("x2")) for line in lines)
     assert max(ends) < edge - 5
+
+
+def test_noise_for_whole_clients_says_what_it_rules_out():
+    noisy = replace(
+        POINTS[1],
+        promise="per client at delta 1e-05",
+        risks={"attribution.detected": estimate(0.1, 0.1, baseline=0.05)},
+    )
+    said = "\n".join(words.summary(replace(FOUND, points=(noisy,))))
+    assert "exclude each other" in said
+    per_person = replace(noisy, promise=PROMISE)
+    for points in (POINTS, (per_person,)):
+        assert "exclude each other" not in "\n".join(words.summary(replace(FOUND, points=points)))

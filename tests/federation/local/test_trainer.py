@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, UsageError
+from fedaudit.federation.local import trainer
 from fedaudit.federation.local.analytic import Analytic
 from fedaudit.federation.local.loop import Loop
 from fedaudit.federation.local.schedule import Training, plan
@@ -52,6 +53,7 @@ TASKS: dict[str, Any] = {
     "cnn": CNN(channels=(3, 4)),
     "vit": ViT(width=8, heads=2, depth=2),
     "vae": VAE(hidden=8, latent=3),
+    "unconditional vae": VAE(hidden=8, latent=3, conditional=False, activation="relu"),
     "conv_vae": VAE(channels=(3, 4), latent=3),
     "gpt": GPT(width=8, heads=2, depth=2, length=5, vocabulary_size=20),
 }
@@ -153,7 +155,8 @@ TIERS = {
     "linear": ("analytic", "stacked", "vmap", "loop"),
     "cnn": ("stacked", "vmap", "loop"),
     "vit": ("stacked", "vmap", "loop"),
-    "vae": ("stacked", "vmap", "loop"),
+    "vae": ("analytic", "stacked", "vmap", "loop"),
+    "unconditional vae": ("analytic", "stacked"),
     "conv_vae": ("stacked", "vmap", "loop"),
     "gpt": ("stacked", "vmap", "loop"),
 }
@@ -242,6 +245,14 @@ shared = nn.Linear(8, 8)
 def test_modules_of_ones_own(module: nn.Module, tier: str) -> None:
     task, data = own_task(module)
     assert Trainer(task, TRAININGS["sgd"], SEED).kernel(data).name == tier
+
+
+def test_a_large_model_takes_the_loop_before_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, data = own_task(Gate())
+    numbers = sum(p.numel() for p in task.module.parameters())
+    for limit, tier in ((numbers, "vmap"), (numbers - 1, "loop")):
+        monkeypatch.setattr("fedaudit.federation.local.vmapped.LARGE", limit)
+        assert Trainer(task, TRAININGS["sgd"], SEED).kernel(data).name == tier
 
 
 def test_shared_layers_train_like_a_plain_loop() -> None:
@@ -420,7 +431,12 @@ def test_batch_normalisation_refuses_what_cannot_be() -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 @pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
-def test_clipping_equals_a_loop_over_examples(name: str, sampling: str) -> None:
+@pytest.mark.parametrize("slices", ["whole batches", "single examples"])
+def test_clipping_equals_a_loop_over_examples(
+    name: str, sampling: str, slices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if slices == "single examples":
+        monkeypatch.setattr(trainer, "EXAMPLE_BYTES", 1)
     task, data = build(name)
     training = Training(learning_rate=0.5, batch_size=3, sampling=sampling)
     clip, start = 0.7, task.initial()
@@ -437,6 +453,62 @@ def test_clipping_equals_a_loop_over_examples(name: str, sampling: str) -> None:
                 total += g / max(1.0, float(g.norm()) / clip)
             p -= 0.5 * total / float(own.divisor[0, s])
         torch.testing.assert_close(got[c], p - start, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh"])
+def test_an_autoencoder_by_hand_equals_the_loop_for_every_activation(activation: Any) -> None:
+    task = VAE(hidden=8, latent=3, activation=activation).build(image_data()[0], SEED)
+    data = build("vae")[1]
+    kernel = Trainer(task, TRAININGS["sgd"], SEED).kernel(data)
+    assert kernel.name == "analytic"
+    p = task.initial().repeat(2, 1)
+    p[1] += 0.01
+    x, y = data.x[:6].view(2, 3, *data.x.shape[1:]), data.y[:6].view(2, 3)
+    weight = torch.tensor([[1.0, 0.0, 0.5], [1.0, 1.0, 1.0]])
+    noise = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(1))
+    expected = Loop(task).sums(p, x, y, weight, noise)
+    torch.testing.assert_close(kernel.sums(p, x, y, weight, noise), expected, rtol=1e-4, atol=1e-5)
+    stepped = p.clone()
+    kernel.sgd_(stepped, x, y, weight, noise, 0.1)
+    torch.testing.assert_close(stepped, p - 0.1 * expected, rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_of_an_autoencoder_equals_a_loop_over_examples() -> None:
+    task, data = build("vae")
+    kernel = Trainer(task, TRAININGS["sgd"], SEED, clip=1.0).kernel(data)
+    assert kernel.name == "analytic"
+    p = task.initial().repeat(2, 1)
+    p[1] += 0.01
+    x, y = data.x[:6].view(2, 3, *data.x.shape[1:]), data.y[:6].view(2, 3)
+    weight = torch.tensor([[1.0, 0.0, 0.5], [1.0, 1.0, 1.0]])
+    noise = task.draw_noise(6, SEED, "test")
+    assert noise is not None
+    noise = noise.view(2, 3, -1)
+    each = Loop(task).per_example(p, x, y, weight, noise)
+    norms = each.norm(dim=2, keepdim=True)
+    clip = float(norms[weight != 0].median())  # some are cut, some are not
+    expected = torch.einsum(
+        "kb,kbd->kd", weight, each * (clip / norms.clamp_min(1e-9)).clamp_max(1)
+    )
+    got = kernel.clipped_sums(p, x, y, weight, noise, clip)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_round_that_somebody_holds_is_not_written_over() -> None:
+    task, data = build("mlp")
+    trainer, clients = Trainer(task, TRAININGS["sgd"], SEED), np.array([2, 0, 1, 4, 3])
+    first = trainer.train(task.initial(), clients, data, 1)
+    kept, before = first.numpy()[1:3], first.clone()
+    place = first.data_ptr()
+    del first
+    second = trainer.train(task.initial(), clients, data, 2)
+    assert second.data_ptr() != place
+    assert np.array_equal(kept, before[1:3].numpy())
+    assert not torch.equal(second, before)
+    place = second.data_ptr()
+    del second
+    assert trainer.train(task.initial(), clients, data, 1).data_ptr() == place
+    assert torch.equal(trainer.train(task.initial(), clients, data, 1), before)
 
 
 @pytest.mark.parametrize("name", ["mlp", "vit"])

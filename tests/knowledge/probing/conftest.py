@@ -36,7 +36,7 @@ def _audited(settings, seed=1, as_if=(), other=None, **protections):
     config = load(
         {
             "data": {"name": "digits"},
-            "task": {"kind": "mlp", "hidden": [4]},
+            "task": {"kind": "mlp", "hidden": [8]},
             "federation": {"clients": 6, "rounds": 1},
             "training": {"batch_size": 64},
             **(other or {}),

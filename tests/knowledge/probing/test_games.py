@@ -7,10 +7,11 @@ import pytest
 from scipy import stats
 
 
+@pytest.mark.parametrize("adversary", ["fc", "auto"])
 @pytest.mark.parametrize("how", ["secure_sum", "shuffle", "secure_aggregation"])
-def test_a_sum_or_a_shuffle_hides_neither_membership_nor_whose(audited, how):
+def test_a_sum_or_a_shuffle_hides_neither_membership_nor_whose(audited, how, adversary):
     """One planted model for all: is it in the federation? One detector each: with whom?"""
-    result = audited({"recorded": 30}, **{how: {}})
+    result = audited({"recorded": 30, "adversary": adversary}, **{how: {}})
     assert result.estimates["success"].value == 1.0
     assert result.estimates["success"].n == 30
     named = result.estimates["right_client_named"]
@@ -35,11 +36,13 @@ def test_dp_sgd_leaves_what_one_gaussian_step_allows(audited):
     assert e.low <= top.value
     assert result.estimates["success (gradient in the clear)"].value == 1.0
     # what is drawn is what the headline measures; nothing is said of single clients
-    drawn, bare = result.curves.values()
+    drawn, bare, ceiling = result.curves.values()
     assert [*result.curves] == [
         "ROC (as uploads arrive)",
         "ROC (without the protection of uploads)",
+        "true positive ceiling (step of DP-SGD)",
     ]
+    assert all(np.diff(ceiling["as played"]) >= 0)
     assert max(bare["true positive rate"]) == 1.0
     x, y = (np.array(drawn[f"{which} positive rate"]) for which in ("false", "true"))
     assert np.trapezoid(y, x) == pytest.approx(result.estimates["auc"].value, abs=0.02)

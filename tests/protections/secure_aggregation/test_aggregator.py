@@ -42,7 +42,8 @@ def test_a_sum_equals_the_plaintext_within_the_quantisation_bound(bits, clients)
 
 
 def test_without_masks_sums_and_ledger_are_the_same_to_the_last_bit():
-    real, quick = begun(refuse_isolating=False), begun(refuse_isolating=False, masks=False)
+    settings = {"refuse_isolating": False, "quorum": "threshold"}
+    real, quick = begun(**settings), begun(**settings, masks=False)
     cases = [
         (range(K), {}),
         (range(5), {"gone_before_upload": {1}}),
@@ -134,7 +135,7 @@ def test_the_published_plan_is_refused_almost_entirely():
 
 
 def test_too_few_left_fails_this_query_and_not_the_next():
-    aggregator = begun(refuse_isolating=False)
+    aggregator = begun(refuse_isolating=False, quorum="threshold")
     with pytest.raises(TooFewLeft, match="too few"):
         aggregator.query(1, range(K), gone_before_upload=set(range(7)))
     with pytest.raises(TooFewLeft, match="too few"):
@@ -150,9 +151,13 @@ def test_cost_counts_every_byte_and_some_seconds():
     aggregator = begun()
     aggregator.query(1, range(K))
     (entry,) = aggregator.ledger.entries
-    keys, shares = 64, (2 * 33 + 16) * (K - 1)
-    assert set(entry.sent.values()) == {keys + shares + 4 * D + 33 * K}
-    assert set(entry.received.values()) == {64 * (K - 1) + shares + 2}
+    sealed, quorum = 2 * 33 + 16, 7
+    shares = (8 + 2 * 16 + sealed) * K
+    signatures = 4 * 64  # of shares, upload, list of uploads, revealed shares
+    assert set(entry.sent.values()) == {200 + shares + 4 * D + 42 * K + signatures}
+    (received,) = set(entry.received.values())
+    terms = received - (100 + 200 * K + 2 + shares + 64 + 2 + 64 + 72 * quorum)
+    assert 0 < terms < 250  # the run's terms, as text
     assert entry.seconds > 0
 
 

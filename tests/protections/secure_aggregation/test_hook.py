@@ -60,11 +60,12 @@ def test_masked_uploads_show_by_size_alone():
     assert [leg.sender for leg in up] == list(uploads().senders)
     assert len(down) == K
     assert {leg.kind for leg in out.legs} == {"masked"}
-    # 50 numbers and the weight, four bytes each, keys, shares
-    assert {leg.size for leg in up} == {4 * 51 + 64 + 82 * (K - 1) + 33 * K}
+    # keys, shares, 50 numbers and the weight of four bytes each, revealed shares, and signatures of
+    # shares, upload, list of uploads, revealed shares
+    assert {leg.size for leg in up} == {200 + 122 * K + 4 * 51 + 42 * K + 4 * 64}
 
 
-@pytest.mark.parametrize("plan", ["groups", "swapped", "partitions", "paired"])
+@pytest.mark.parametrize("plan", ["cycled", "groups", "swapped", "partitions", "paired"])
 def test_a_plan_is_asked_and_answered(plan):
     hook = SecureAggregation(threshold=3, plan=plan, refuse_isolating=False)
     given = uploads()
@@ -106,6 +107,9 @@ def test_designs_repeat_as_they_should():
     kept = [len(set(a) & set(b)) for a, b in zip(swapped[0], swapped[1], strict=True)]
     assert 0 < sum(kept) < 20
     assert plans("swapped", 4) == swapped
+    cycled = plans("cycled", 7)
+    assert len({str(p) for p in cycled[:5]}) == 5
+    assert cycled[5:] == cycled[:2]
 
 
 def test_skipping_the_masks_changes_nothing_that_is_seen():
@@ -137,7 +141,7 @@ def test_refusal_is_on_by_default_and_off_by_name():
     assert query_algebra.smallest_support(told).value >= 3
 
 
-def federation(*protections, **settings):
+def federation(*protections, rounds=3, **settings):
     rng = np.random.default_rng(4)
     data = Dataset(
         name="tiny",
@@ -150,7 +154,7 @@ def federation(*protections, **settings):
     return Federation(
         task=task,
         data=ClientData.join([(p.x, p.y) for p in parts]),
-        rounds=Rounds(rounds=3, **settings),
+        rounds=Rounds(rounds=rounds, **settings),
         training=Training(learning_rate=0.3, batch_size=4),
         seed=SEED,
         protections=protections,
@@ -223,7 +227,7 @@ def test_the_same_seed_gives_the_same_trace(tmp_path):
 
 
 def test_dropouts_are_taken_out_of_the_mean(tmp_path):
-    hook = SecureAggregation(threshold=3, dropout=0.3, refuse_isolating=False)
+    hook = SecureAggregation(threshold=3, dropout=0.3, refuse_isolating=False, quorum="threshold")
     trace, _ = recorded(federation(hook), tmp_path)
     view = trace.seen_by(SERVER)
     members = round_queries(view, 1).answered[0]
@@ -294,3 +298,102 @@ def test_uploads_that_cannot_be_carried_are_refused(hook, given, words):
 def test_federations_that_are_too_small_are_refused_before_training(hook, clients):
     with pytest.raises(UsageError):
         federation(hook)
+
+
+def stored_case(rng):
+    """A random round: the recorded sum against exact arithmetic, as a share of the stated error."""
+    clients, size = int(rng.integers(2, 12)), int(rng.integers(1, 40))
+    bits = int(rng.choice([32, 64]))
+    bound = float(2.0 ** rng.integers(-6, 12) * rng.uniform(0.5, 1.0))
+    scale = bound * 10.0 ** rng.uniform(-6, 0)
+    weights = np.ones(clients) if rng.random() < 0.3 else rng.integers(1, 5000, clients) * 1.0
+    rows = rng.uniform(-scale, scale, (clients, size)).astype(np.float32)
+    if rng.random() < 0.3:
+        rows = np.abs(rows)  # sums that grow
+    given = uploads(
+        clients,
+        rows=torch.from_numpy(rows),
+        weights=weights,
+        total_weight=float(weights.sum()),
+    )
+    hook = SecureAggregation(threshold=2, bound=bound, modulus_bits=bits, masks="skipped")
+    out = after(hook, given)
+    exact = (weights.astype(np.longdouble)[:, None] * rows.astype(np.longdouble)).sum(axis=0)
+    return float(np.abs(out.rows[0].numpy() - exact).max() / out.metadata[0]["error"])
+
+
+def check_stored_error(cases):
+    rng = np.random.default_rng(cases)
+    shares = np.array([stored_case(rng) for _ in range(cases)])
+    assert shares.max() <= 1.0
+    assert shares.max() >= 0.25  # the bound is not a guess on the safe side
+
+
+def test_no_recorded_sum_is_off_by_more_than_its_stated_error():
+    check_stored_error(300)
+
+
+@pytest.mark.nightly
+def test_no_recorded_sum_of_ten_thousand_is_off_by_more_than_its_stated_error():
+    check_stored_error(10_000)
+
+
+def budgeted(plan, rounds, tmp_path, **settings):
+    """Which rounds of a training run were left without a sum."""
+    hook = SecureAggregation(threshold=4, plan=plan, max_partitions=5, **settings)
+    trace, _ = recorded(federation(hook, rounds=rounds), tmp_path)
+    asked = {n: trace.seen_by(SERVER).messages(n) for n in trace.rounds}
+    return trace, {
+        n: str(m.metadata["unanswered"])
+        for n, messages in asked.items()
+        for m in messages
+        if m.kind == "query" and "unanswered" in m.metadata
+    }
+
+
+def test_the_default_budget_admits_five_partitions_for_ever_and_fresh_ones_for_a_while(tmp_path):
+    trace, lost = budgeted("cycled", 15, tmp_path / "cycled", masks="skipped")
+    assert not lost
+    assert trace.manifest.declared[0]["budget"] == {
+        "max_cosine": 0.8,
+        "persistence": 2 / 3,
+        "max_partitions": 5,
+    }
+    _, lost = budgeted("partitions", 12, tmp_path / "fresh", masks="skipped")
+    assert min(lost) > 5
+    assert all("budget across rounds" in why for why in lost.values())
+    assert lost == budgeted("partitions", 12, tmp_path / "real", masks="real")[1]
+
+
+def test_a_budget_is_kept_over_a_restart(tmp_path):
+    hook = SecureAggregation(threshold=4, plan="partitions", max_partitions=5, masks="skipped")
+    fed = federation(hook, rounds=12)
+    whole, _ = recorded(fed, tmp_path / "whole")
+    path, seen = tmp_path / "cut", []
+
+    class Killed(Exception):
+        pass
+
+    def stop(number, _):
+        seen.append(number)
+        if number == 7:
+            raise Killed
+
+    def start(**more):
+        recorder = Recorder(
+            path / "trace",
+            layouts=fed.layouts(),
+            federation=fed.describe(),
+            declared=[p.declare() for p in fed.protections],
+            resume=True,
+        )
+        truth = TruthRecorder(path / "truth", {"seed": 3})
+        fed.run(recorder, truth, keep_raw=True, checkpoint=path / "checkpoint", **more)
+
+    with pytest.raises(Killed):
+        start(progress=stop)
+    start()
+    assert seen == [1, 2, 3, 4, 5, 6, 7]
+    again = Trace.open(path / "trace")
+    assert again.sha256 == whole.sha256
+    assert any("unanswered" in m.metadata for n in range(8, 13) for m in again.messages(n))

@@ -67,7 +67,13 @@ def test_every_audit_is_listed_with_what_it_would_take(app):
     found = examine(app())
     assert sorted(found.audits) == sorted(AUDITS)
     applies = {name for name, (yes, _) in found.audits.items() if yes}
-    assert applies == {"active_membership", "coverage", "fingerprint", "two_stage_membership"}
+    by_records = {"two_stage_membership", "reidentification", "reconstruction"}
+    assert applies - {"membership"} == {
+        "active_membership",
+        "coverage",
+        "fingerprint",
+        *by_records,
+    }
     assert all(why for _, why in found.audits.values())
     assert "keys" in found.audits["attribution"][1]
     assert "how clients train" in found.audits["topology_inference"][1]
@@ -106,7 +112,84 @@ def main(grid, context):
     assert protection.where == "shop/server.py:6"
     assert "in the clear" in found.sees["server"]  # before the noise
     assert "with noise" in found.sees["public"]
-    assert f"epsilon {protection.guarantee.epsilon:.4g}" in found.text()
+    # weights are not bounded: what the recording gives may be more
+    assert protection.at_best
+    assert f"at best   epsilon {protection.guarantee.epsilon:.4g}" in found.text()
+
+
+BRANCH = """
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as Noisy
+from flwr.serverapp.strategy import FedAdam, FedAvg
+def main(grid, context):
+    if context.run_config["private"]:
+        strategy = Noisy(FedAvg(), 1.0, 1.0, 10)
+    else:
+        strategy = FedAdam()
+    strategy.start(grid=grid, num_rounds=3)
+"""
+OPTIONAL = """
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as Noisy, FedAvg
+def main(grid, context):
+    strategy = FedAvg()
+    if context.run_config["private"]:
+        strategy = Noisy(strategy, 1.0, 1.0, 10)
+    strategy.start(grid=grid, num_rounds=3)
+"""
+NOISY = "DifferentialPrivacyServerSideFixedClipping"
+
+
+@pytest.mark.parametrize(
+    ("server", "ways"),
+    [(BRANCH, {(NOISY, "FedAvg"), ("FedAdam",)}), (OPTIONAL, {(NOISY, "FedAvg"), ("FedAvg",)})],
+)
+def test_branches_are_alternatives_and_no_stack(app, server, ways):
+    found = examine(app(server))
+    assert found.strategies == ()
+    assert set(found.alternatives) == ways
+    assert "unsure, a run decides" in found.text()
+    (protection,) = found.protections
+    assert not protection.sure
+    assert protection.guarantee is None
+    assert "epsilon unknown" in protection.note
+    assert "if a branch" in found.sees["public"]
+
+
+def test_a_wrapper_around_a_name_is_one_stack(app):
+    server = OPTIONAL.replace('    if context.run_config["private"]:\n    ', "")
+    found = examine(app(server))
+    assert found.strategies == (NOISY, "FedAvg")
+    assert found.alternatives == ()
+    assert found.protections[0].guarantee is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ("-1.0, 1.0, 10", "noise_multiplier = -1"),
+        ("1.0, 0.0, 10", "clipping_norm = 0"),
+        ("1.0, 1.0, 0", "num_sampled_clients = 0"),
+    ],
+)
+def test_settings_that_flower_refuses_promise_nothing(app, given, what):
+    found = examine(
+        app(OPTIONAL.replace("1.0, 1.0, 10", given).replace("if context", "with context"))
+    )
+    assert any(f"Flower refuses {what}" in p for p in found.problems)
+    assert found.protections[0].guarantee is None
+    with_flower = pytest.importorskip("flwr.serverapp.strategy", reason="needs Flower")
+    numbers = [float(x) for x in given.split(", ")]
+    with pytest.raises(ValueError):
+        with_flower.DifferentialPrivacyServerSideFixedClipping(with_flower.FedAvg(), *numbers)
+
+
+def test_scripts_without_a_project_file_are_read(tmp_path):
+    (tmp_path / "start.py").write_text(FEDAVG.replace("RuntimeError", "SystemExit"))
+    (tmp_path / "client.py").write_text(PLAIN)
+    for place in (tmp_path, tmp_path / "start.py"):
+        found = examine(place)
+        assert found.strategies == ("FedAvg",)
+        assert found.rounds is None
+        assert "unknown" in found.text()
 
 
 def test_what_is_computed_is_unknown_and_not_guessed(app):
@@ -129,7 +212,9 @@ strategy = DifferentialPrivacyClientSideFixedClipping(FedAvg(), 1.0, 1.0, 10)
     mod = """
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import fixedclipping_mod
-app = ClientApp(mods=[fixedclipping_mod])
+app = ClientApp()
+@app.train(mods=[fixedclipping_mod])
+def train(message, context): ...
 """
     (problem,) = examine(app(wrapper)).problems
     assert "nobody clips" in problem
@@ -138,6 +223,9 @@ app = ClientApp(mods=[fixedclipping_mod])
     both = examine(app(wrapper, mod))
     assert both.problems == ()
     assert both.mods == ("fixedclipping_mod",)
+    everywhere = mod.replace("ClientApp()", "ClientApp(mods=[fixedclipping_mod])")
+    (problem,) = examine(app(wrapper, everywhere)).problems
+    assert "every evaluation is an error" in problem
 
 
 def test_local_dp_is_accounted_for_over_the_rounds(app):
@@ -145,8 +233,8 @@ def test_local_dp_is_accounted_for_over_the_rounds(app):
 import flwr.clientapp.mod
 from flwr.clientapp import ClientApp
 noise = flwr.clientapp.mod.LocalDpMod(1.0, 1.0, 0.5, 1e-6)
-app = ClientApp(mods=[noise])
-@app.train(mods=[flwr.clientapp.mod.message_size_mod])
+app = ClientApp()
+@app.train(mods=[noise, flwr.clientapp.mod.message_size_mod])
 def train(message, context): ...
 """
     found = examine(app(FEDAVG, client))
@@ -243,6 +331,12 @@ app = ClientApp(mods=[update_noise_mod(clip=1.0)])
     (protection,) = found.protections
     assert protection.guarantee == update_noise(3.0, 20, 1e-5)
     assert "with noise" in found.sees["server"]
+    limited = client.replace("update_noise_mod(", "exposure_limit_mod(").replace(
+        "import update_noise_mod", "import exposure_limit_mod"
+    )
+    (protection,) = examine(app(FEDAVG, limited)).protections
+    assert protection.name == "exposure_limit_mod"
+    assert protection.guarantee == update_noise(0.1, 20, 1e-5)
 
 
 def test_an_app_without_strategy_and_one_with_a_strategy_of_its_own(app):

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from fedaudit.errors import ConfigError
 from fedaudit.trace import SERVER, Trace
@@ -16,6 +17,7 @@ from fedaudit.accounting import Exposure
 from fedaudit.flower import (
     RecordingStrategy,
     allocated_noise_mod,
+    exposure_limit_mod,
     run_in_process,
     update_noise_mod,
 )
@@ -85,6 +87,25 @@ def test_an_update_that_is_not_finite_does_not_leave():
 
     out, _ = through(update_noise_mod(clip=1.0, noise_multiplier=0.0), broken)
     np.testing.assert_array_equal(out["w"], 1.0)
+
+
+def test_an_exposure_limit_drops_while_torch_trains_and_declines_without_it():
+    layer = torch.nn.Linear(2, 3)
+
+    def alone(before):
+        """One record: every unit of the layer sees only it."""
+        layer(torch.ones(1, 2)).sum().backward()
+        return {**before, "w": before["w"] + float(layer.bias.grad.sum())}
+
+    quiet = exposure_limit_mod(clip=1e6, noise_multiplier=0.0)
+    out, _ = through(quiet, alone)
+    np.testing.assert_array_equal(out["w"], 1.0)
+    out, _ = through(exposure_limit_mod(clip=2.0), alone)
+    assert (out["w"] - 1).std() == pytest.approx(0.2, rel=0.03)
+    out, _ = through(update_noise_mod(clip=1e6, noise_multiplier=0.0), alone)
+    np.testing.assert_allclose(out["w"], 4.0, rtol=1e-5)
+    with pytest.raises(ValueError, match="content"):
+        through(quiet, moved)
 
 
 def test_settings_come_from_the_run_config_in_flowers_spelling():

@@ -6,11 +6,11 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from fedaudit.multipliers import joint_multiplier
 from fedaudit.recorders.flower import protections
 from fedaudit.recorders.flower.protections import (
     central,
     effective_multiplier,
-    joint_multiplier,
     local,
 )
 

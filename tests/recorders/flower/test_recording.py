@@ -1,8 +1,11 @@
+import datetime
+
 import numpy as np
 import pytest
 
 from fedaudit.errors import NotObservable, TraceError, UsageError
 from fedaudit.trace import PUBLIC, SERVER, Trace
+from fedaudit.trace.purge import purge
 
 flwr = pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedaudit[flower]"')
 
@@ -211,14 +214,6 @@ def test_a_strategy_that_raises_leaves_the_round_that_it_could_not_use(apps, tmp
     assert len(trace.seen_by(SERVER).updates(2).rows) == 4
 
 
-def test_dtypes_that_a_trace_cannot_hold_are_refused(apps, tmp_path):
-    def behave(partition, number, out):
-        return {**out, "layer.bias": out["layer.bias"].astype(np.complex64)}
-
-    with pytest.raises(UsageError, match="complex64"):
-        apps.run(RecordingStrategy(strategies.FedAvg(), tmp_path / "t"), behave=behave)
-
-
 def test_losses_that_are_not_finite_do_not_stop_a_run(apps, tmp_path):
     strategy = RecordingStrategy(strategies.FedAvg(), tmp_path / "t")
     apps.run(strategy, metrics={"loss": float("nan"), "history": [1.0, 2.0]})
@@ -315,14 +310,6 @@ def test_rounds_in_which_nobody_is_asked_keep_their_number(apps, tmp_path):
     apps.run(RecordingStrategy(Sometimes(), tmp_path / "t"), rounds=3)
     trace = Trace.open(tmp_path / "t")
     assert [len(trace.messages(n)) for n in trace.rounds] == [0, 8, 9]
-
-
-def test_nodes_can_say_who_they_are(apps, tmp_path):
-    strategy = RecordingStrategy(strategies.FedAvg(), tmp_path / "t", name_by="partition-id")
-    apps.run(strategy, metrics={"partition-id": 0})
-    trace = Trace.open(tmp_path / "t")
-    assert trace.manifest.federation["clients"] == [f"client-{i}" for i in range(4)]
-    assert set(trace.seen_by(SERVER).updates(3).senders) == {f"client-{i}" for i in range(4)}
 
 
 def test_records_beside_the_model_are_kept_apart(apps, tmp_path):
@@ -422,6 +409,35 @@ def test_a_sketch_keeps_angles_and_nothing_else(apps, tmp_path):
         trace.seen_by(PUBLIC).released()
     with pytest.raises(UsageError, match="whole updates"):
         RecordingStrategy(strategies.FedAvg(), tmp_path / "x", sketch=5, tensors="*.weight")
+
+
+def test_a_resumed_sketch_keeps_its_signs(apps, tmp_path):
+    """A second process links its updates with those of the first."""
+    full, path = tmp_path / "full", tmp_path / "t"
+    for _ in range(2):
+        apps.run(RecordingStrategy(strategies.FedAvg(), full, resume=True), rounds=1)
+        apps.run(RecordingStrategy(strategies.FedAvg(), path, sketch=6, resume=True), rounds=1)
+    seed = tmp_path / "t.sketch-seed"
+    assert seed.stat().st_mode & 0o077 == 0
+    assert seed.read_text().strip() not in (path / "manifest.json").read_text()
+    one, two = (Trace.open(path).seen_by(SERVER).updates(n).rows for n in (1, 2))
+    exact, again = (Trace.open(full).seen_by(SERVER).updates(n).rows for n in (1, 2))
+    np.testing.assert_allclose(one @ two.T, exact @ again.T, rtol=1e-4)
+    purge(path, datetime.date(2026, 1, 31))
+    assert not seed.exists()
+    apps.run(RecordingStrategy(strategies.FedAvg(), tmp_path / "new", sketch=6), rounds=1)
+    assert not (tmp_path / "new.sketch-seed").exists()
+
+
+def test_a_sketch_without_its_signs_is_not_resumed(apps, tmp_path):
+    apps.run(RecordingStrategy(strategies.FedAvg(), tmp_path / "t", sketch=6), rounds=1)
+    with pytest.raises(TraceError, match="cannot be continued") as refused:
+        RecordingStrategy(strategies.FedAvg(), tmp_path / "t", sketch=6, resume=True)
+    assert "resume=True from the first start" in refused.value.remedy
+    (tmp_path / "t.sketch-seed").write_text("no number")
+    again = RecordingStrategy(strategies.FedAvg(), tmp_path / "t", sketch=6, resume=True)
+    with pytest.raises(TraceError, match="sketch-seed"):
+        apps.run(again, rounds=1)
 
 
 def test_a_mod_records_a_clients_own_messages(apps, tmp_path):

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedaudit.errors import UsageError
-from fedaudit.watermarks.kgw import HashedLists
+from fedaudit.watermarks.kgw import HashedLists, Marker, SelfHashedLists, lists_of
 from fedaudit.watermarks.kgw.lists import blocks
 
 V = 60
@@ -51,3 +52,58 @@ def test_keys_come_in_blocks_that_fit(monkeypatch):
 def test_lists_that_cannot_be_drawn_are_refused(bad):
     with pytest.raises(UsageError, match="green lists"):
         HashedLists(vocabulary=V, **bad)
+
+
+# -- lists of other software -----------------------------------------------------------------------
+
+
+def published_green(key, table_seed, before, token, size):
+    """Naive twin: one token, as WatermarkingConfig and lm-watermarking define `selfhash`."""
+    table = torch.randperm(1_000_003, generator=torch.Generator().manual_seed(table_seed))
+    window = torch.tensor([*before, token])
+    pairs = key * (table[window] + 1) * (table[token] + 1)
+    rng = torch.Generator().manual_seed(pairs.min().item() % (2**64 - 1))
+    return token in torch.randperm(V, generator=rng)[:size].tolist()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "context", "window", "table_seed"),
+    [
+        ("lm-watermarking selfhash", 1, 4, 2971215073),
+        ("transformers selfhash", 3, 3, None),
+        ("transformers selfhash", 1, 1, None),
+    ],
+)
+def test_self_hashed_lists_are_the_published_ones(scheme, context, window, table_seed):
+    key = 15485863
+    lists = lists_of(scheme, V, 0.25, context)
+    rng = np.random.default_rng(0)
+    contexts, tokens = rng.integers(V, size=(30, lists.width)), rng.integers(V, size=30)
+    found = lists.green([key], contexts, tokens)[0]
+    before = [row[lists.width - (window - 1) :].tolist() for row in contexts]
+    naive = [
+        published_green(key, table_seed or key, b, int(t), V // 4)
+        for b, t in zip(before, tokens, strict=True)
+    ]
+    assert found.tolist() == naive
+    assert np.array_equal(lists.tables([key], contexts[:2])[0, 1, tokens[1]], found[1])
+
+
+def test_a_self_hashed_marker_raises_green_candidates_alone():
+    lists = SelfHashedLists(vocabulary=V)
+    marker = Marker(lists=lists, key=7, delta=2.0)
+    tokens, logits = torch.randint(V, (3, 6)), torch.randn(3, V)
+    raised = (marker(tokens, logits) - logits).numpy()
+    tables = lists.tables([7], tokens[:, -3:].numpy())[0]
+    top = np.zeros((3, V), dtype=bool)
+    np.put_along_axis(top, logits.topk(40).indices.numpy(), True, axis=1)
+    assert np.allclose(raised, 2.0 * (tables & top), atol=1e-6)
+
+
+def test_simple_1_is_lefthash_and_keys_count():
+    one, other = (lists_of(s, V, 0.25, 1) for s in ("lm-watermarking simple_1", "hashed"))
+    contexts = np.arange(5)[:, None]
+    left = lists_of("transformers lefthash", V, 0.25, 1)
+    assert np.array_equal(one.tables([3], contexts), left.tables([3], contexts))
+    assert (one.tables([3], contexts) != other.tables([3], contexts)).any()
+    assert (one.tables([3], contexts) != one.tables([4], contexts))[:, 1:].any()

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedaudit.audits.two_stage_membership import scoring
-from fedaudit.audits.two_stage_membership.scoring import RecordBatch, Scorer, rough_layers
+from fedaudit.audits.records import scoring
+from fedaudit.audits.records.scoring import RecordBatch, Scorer, rough_layers
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.randomness import Seed

@@ -1,0 +1,163 @@
+"""Runs without a fault and with unusual settings: they are measured, and nothing contradicts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedaudit.accounting import Exposure, privacy_curve
+from fedaudit.audits.epsilon import EpsilonAudit
+from fedaudit.audits.epsilon.gauge import chi_square_interval, spread_freedom
+from fedaudit.errors import ConfigError, NotApplicable
+from fedaudit.federation.local.trainer import ClientData
+from fedaudit.protections.central_dp import CentralDP
+from fedaudit.protections.clip import Clip
+from fedaudit.protections.dp_sgd import DPSGD
+from fedaudit.protections.shuffle import Shuffle
+from fedaudit.reporting.findings import contradicts
+
+NOISE = DPSGD(noise_multiplier=1.0, clip=0.5)
+
+
+def contradictions(result):
+    return {
+        name: bound.suspect
+        for name, bound in result.bounds.items()
+        if contradicts(bound, result.estimates[bound.of])
+    }
+
+
+def changed(made, *hooks, training=None, data=None, **rounds):
+    """The federation with other protections, training, data or rounds."""
+    return replace(
+        made,
+        protections=hooks or made.protections,
+        training=replace(made.training, **(training or {})),
+        data=made.data if data is None else data,
+        rounds=replace(made.rounds, **rounds),
+    )
+
+
+def of_sizes(made, sizes):
+    """Clients that keep their first examples alone."""
+    pairs = zip(made.data.starts, sizes, strict=True)
+    rows = [slice(int(low), int(low) + n) for low, n in pairs]
+    return ClientData.join([(made.data.x[r], made.data.y[r]) for r in rows])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("hooks", [(NOISE,), (NOISE, Shuffle())], ids=["named", "shuffled"])
+def test_other_participants_than_in_the_run_are_no_fault(hooks, seed, federation, audited):
+    """The rehearsal draws its own participants, and declares the rounds that they take part in."""
+    made = changed(federation(seed=seed), *hooks, participation=0.5)
+    result = audited(made, seed, canaries=200)
+    assert contradictions(result) == {}
+    assert result.estimates["steps"].value == result.estimates["steps"].baseline
+
+
+@pytest.mark.parametrize("kind", ["dense", "layer", "record"])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_each_kind_alone_and_a_single_round(kind, rounds, federation, audited):
+    result = audited(changed(federation(), rounds=rounds), canaries=100, kinds=(kind,))
+    assert contradictions(result) == {}
+    assert result.estimates["epsilon"].n == pytest.approx(100, abs=20)
+
+
+def test_canary_clients_of_a_single_round(federation, audited):
+    made = changed(federation(), CentralDP(noise_multiplier=1.0, clip=0.5), rounds=1)
+    result = audited(made, canaries=100, kinds=("client",))
+    assert contradictions(result) == {}
+    assert "noise_between_rounds" not in result.estimates
+
+
+def test_too_little_noise_in_a_single_round_is_said(federation, audited):
+    class TooLittle(CentralDP):
+        def aggregate(self, total, *, round_number, seed):
+            weaker = CentralDP(noise_multiplier=0.3, clip=0.5)
+            return weaker.aggregate(total, round_number=round_number, seed=seed)
+
+    made = changed(federation(), TooLittle(noise_multiplier=1.0, clip=0.5), rounds=1)
+    found = contradictions(audited(made, canaries=100, kinds=("client",)))
+    assert any("less noise than declared" in said for said in found.values())
+
+
+def test_canaries_that_cannot_be_placed_are_refused(federation, audited):
+    with pytest.raises(ConfigError, match="production"):
+        EpsilonAudit(mode="production", norms=(1.0,), kinds=("record",))
+    made = federation()
+    flat = replace(made.data, x=torch.ones(len(made.data.x), 30, dtype=torch.float32))
+    flat = replace(flat, y=torch.nn.functional.one_hot(made.data.y).float())
+    with pytest.raises(NotApplicable, match="record canaries"):
+        audited(replace(made, data=flat), canaries=50, kinds=("record",))
+
+
+@pytest.mark.parametrize(
+    "other", [CentralDP(noise_multiplier=1.0, clip=0.3), Clip(bound=0.3)], ids=["central", "clip"]
+)
+def test_uploads_that_are_clipped_after_dp_sgd_are_no_fault(other, federation, audited):
+    result = audited(changed(federation(), NOISE, other), canaries=200)
+    assert contradictions(result) == {}
+    assert not any(name.startswith(("noise", "gain")) for name in result.estimates)
+    assert any(f"({other.name})" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("hooks", [(NOISE,), (NOISE, Shuffle())], ids=["named", "shuffled"])
+def test_clients_of_unequal_sizes_are_no_fault(hooks, federation, audited):
+    """Their steps differ, and so does the noise in their uploads."""
+    made = federation()
+    made = changed(
+        made, *hooks, data=of_sizes(made, [20, 80, 40, 12]), training={"steps": None, "epochs": 1}
+    )
+    result = audited(made, canaries=200)
+    assert contradictions(result) == {}
+    assert any("bear no names" in note for note in result.notes) == (len(hooks) > 1)
+
+
+def test_shared_noise_is_found_among_shuffled_rows(federation, audited):
+    class Shared(DPSGD):
+        def step(self, sums, *, clients, **at):
+            noise = torch.zeros_like(sums[:1])
+            super().step(noise, clients=clients[:1], **at)
+            sums += noise
+
+    made = changed(federation(), Shared(noise_multiplier=1.0, clip=0.5), Shuffle())
+    found = contradictions(audited(made, canaries=200))
+    assert "Clients share" in found["noise_between_clients, at least"]
+
+
+def test_the_spread_of_batch_sizes_has_the_tails_of_binomial_sizes():
+    """A chi-square variable of the same variance: 20,000 draws at a level of one percent."""
+    rng, pool, rate, n = np.random.default_rng(0), 80.0, 0.2, 60
+    sizes = rng.binomial(80, rate, (20_000, n))
+    spread = (np.square(sizes - pool * rate) / (pool * rate * (1 - rate))).mean(axis=1)
+    freedom = spread_freedom(np.full(n, pool), np.full(n, rate))
+    low, high = chi_square_interval(1.0, freedom, 0.01)
+    assert np.mean(spread * low > 1) == pytest.approx(0.01, abs=0.003)
+    assert np.mean(spread * high < 1) == pytest.approx(0.01, abs=0.003)
+
+
+def test_an_epsilon_is_rounded_to_its_own_side():
+    """A promise upwards, a lower bound downwards; exact in between."""
+    for exposure in (
+        Exposure(sampling_rate=0.2, steps=5, rounds=8),
+        Exposure(sampling_rate=1.0, steps=1, rounds=4),
+    ):
+        curve = privacy_curve(exposure, 2.0)
+        below, above = curve.epsilon_at(1e-5, below=True), curve.epsilon_at(1e-5)
+        assert 0 < below < above < below + 0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_unequal_shuffled_clients_that_sit_out_are_no_fault(seed, federation, audited):
+    """Their steps, their noise and their rounds all differ."""
+    made = federation(seed=seed)
+    made = changed(
+        made,
+        NOISE,
+        Shuffle(),
+        data=of_sizes(made, [20, 80, 40, 12]),
+        training={"steps": None, "epochs": 1},
+        participation=0.5,
+    )
+    assert contradictions(audited(made, seed, canaries=150)) == {}

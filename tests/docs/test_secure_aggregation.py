@@ -1,0 +1,34 @@
+"""The table of adversaries: every row names tests that exist."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAYED = ["protections/secure_aggregation", "examples", "recorders/flower"]
+
+
+def test_every_action_of_an_adversary_is_played_by_a_test_that_exists():
+    page = (ROOT / "docs" / "secure-aggregation.md").read_text()
+    table = page.split("| adversary | what it does | outcome | played by |")[1].split("\n\n")[0]
+    rows = [line.split(" | ") for line in table.strip().splitlines()[1:]]
+    found = {
+        node.name.removeprefix("test_")
+        for folder in PLAYED
+        for file in (ROOT / "tests" / folder).glob("test_*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    named = [set(re.findall(r"`(\w+)`", row[-1])) for row in rows]
+    assert len(rows) > 25
+    assert all(named)
+    assert set().union(*named) <= found
+    # and no adversary is played without a word about what comes of it
+    here = {
+        node.name.removeprefix("test_")
+        for node in ast.parse(
+            (ROOT / "tests" / PLAYED[0] / "test_neighbourhoods.py").read_text()
+        ).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    assert here <= set().union(*named)

@@ -1,0 +1,331 @@
+"""The first page: what it says follows from verdicts, numbers and declared facts."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedaudit.audits import AUDITS, facts_of
+from fedaudit.protections.declared import in_force
+from fedaudit.reporting.brief import LINES, WIDTH, brief
+from fedaudit.reporting.cards import cards
+from fedaudit.reporting.chapter import Chapter
+from fedaudit.reporting.findings import judge_all
+from fedaudit.reporting.first_page import best_alternative, shown_place, summarise
+from fedaudit.reporting.overview import by_federation
+from fedaudit.reporting.rules import VERDICTS
+from fedaudit.results import AuditResult, Bound, Estimate, FamilyTest, Need
+
+LEAK, QUIET = (0.9, 0.8, 1.0), (0.5, 0.4, 0.6)
+
+
+def result(audit, numbers=LEAK, **more):
+    value, low, high = numbers
+    e = Estimate(value=value, low=low, high=high, n=40, baseline=0.5)
+    plain = {"question": f"{audit}?", "vantage": "server", "headline": "s", "estimates": {"s": e}}
+    return AuditResult(audit=audit, **{**plain, "detectable": 0.65, **more})
+
+
+def silent(audit):
+    need = Need(code="no_single_updates", what="no updates")
+    return AuditResult(
+        audit=audit, question=f"{audit}?", vantage="server", status="not_applicable", need=need
+    )
+
+
+def chapter(variant, rows, accuracy=0.9, **more):
+    e = Estimate(value=accuracy, low=accuracy - 0.05, high=accuracy + 0.05, n=200, baseline=0.1)
+    plain = {
+        "federation": "clinics",
+        "summary": {},
+        "utility": {"accuracy": e},
+        "config": "seed = 1",
+        "folder": variant,
+        "arrived": 20,
+        "expected": 20,
+    }
+    known = in_force({"name": name} for name in more["trust"]) if "trust" in more else None
+    found = [replace(f, variant=variant) for f in judge_all(rows, known)]
+    return Chapter(variant=variant, findings=found, results=rows, **{**plain, **more})
+
+
+def summed(*chapters):
+    (part,) = by_federation(chapters)
+    return summarise(part, "run")
+
+
+MEMBERS, LINKS = "two_stage_membership", "fingerprint"
+
+
+def test_today_says_who_can_do_what_now():
+    s = summed(chapter("bare", [result(MEMBERS), result(LINKS, QUIET)]))
+    assert s.today == f"Today the server can {facts_of(MEMBERS).words.learns}."
+    seen = result(LINKS, vantage="wiretap")
+    both = summed(chapter("bare", [result(MEMBERS), seen])).today
+    assert facts_of(LINKS).words.learns in both
+    assert "; whoever reads all messages can " in both
+
+
+def test_without_a_leak_it_is_not_called_safe():
+    s = summed(chapter("bare", [result(MEMBERS, QUIET), result(LINKS, QUIET, detectable=None)]))
+    assert s.today == "Today none of 2 questions shows a leak; 1 could not be answered."
+    every = " ".join([s.today, s.alternative, *(f.sentence for f in s.worst)]).lower()
+    assert "safe" not in every
+    assert "secure" not in every
+
+
+def test_a_disagreement_with_theory_comes_first():
+    bound = Bound(value=0.6, kind="upper", of="s", source="[A]")
+    s = summed(chapter("bare", [result(LINKS), result(MEMBERS, bounds={"b": bound})]))
+    assert s.today.startswith("Theory and measurement disagree: s was measured at 0.9")
+    assert s.step.command == "fedaudit verify run/bare"
+
+
+def test_the_best_alternative_leaves_least_then_costs_least():
+    base = chapter("bare", [result(MEMBERS), result(LINKS)])
+    dear = chapter("dear", [result(MEMBERS, QUIET), silent(LINKS)], accuracy=0.7)
+    cheap = replace(dear, variant="cheap", utility=base.utility)
+    half = chapter("half", [result(MEMBERS), silent(LINKS)])
+    (part,) = by_federation([base, half, dear, cheap])
+    best = best_alternative(part)
+    assert part.variants[best.index] == "cheap"
+    text = summarise(part).alternative
+    assert text == ("Best alternative is “cheap”: no leak showed; accuracy stays at 90.0 %.")
+    (without,) = by_federation([base, half])
+    short = facts_of(MEMBERS).words.short
+    assert summarise(without).alternative.startswith(
+        f"No measured protection suffices. Nearest is “half”: it leaves “{short}”; accuracy"
+    )
+    (without,) = by_federation([base, half, dear])
+    assert "accuracy goes from 90.0 % to 70.0 %" in summarise(without).alternative
+
+
+def test_a_question_that_was_not_asked_is_not_a_leak_that_went_away():
+    base = chapter("bare", [result(MEMBERS), result(LINKS)])
+    silenced = chapter("silenced", [result(MEMBERS, QUIET)])
+    measured = chapter("measured", [result(MEMBERS, QUIET), silent(LINKS)])
+    (part,) = by_federation([base, silenced, measured])
+    assert part.variants[best_alternative(part).index] == "measured"
+    (part,) = by_federation([base, silenced])
+    said = summarise(part)
+    assert f"not asked: “{facts_of(LINKS).words.short}”" in said.alternative
+    assert [c.words for row in said.rows for c in row.cells].count("not asked") == 1
+
+
+def test_the_epsilon_is_that_of_the_neediest_client():
+    given = {
+        "dp_sgd": {"a": {"epsilon": 2.0, "unit": "record"}, "b": {"epsilon": 8, "unit": "record"}}
+    }
+    noisy = chapter("noisy", [result(MEMBERS, QUIET)], guarantees=given)
+    s = summed(chapter("bare", [result(MEMBERS)]), noisy)
+    assert "(epsilon 8 per record)" in s.alternative
+    (row,) = [row for row in s.costs if row.label == "epsilon"]
+    assert row.texts == ("no promise", "8 per record")
+
+
+def test_the_most_exposed_client_has_the_highest_own_interval():
+    column = facts_of(MEMBERS).decision.client_value
+    own = {
+        "client 1": {column: 0.9, "low": 0.8, "high": 1.0},
+        "client 2": {column: 0.95, "low": 0.6, "high": 1.0},
+        "client 3": {column: 0.5, "low": 0.3, "high": 0.7},
+    }
+    s = summed(chapter("bare", [result(MEMBERS, per_client=own)]))
+    (row,) = [row for row in s.costs if row.label == "most exposed client"]
+    assert row.texts == (f"client 1: “{facts_of(MEMBERS).words.short}”",)
+    (row,) = [row for row in s.costs if row.label == "updates received"]
+    assert row.texts == ("20 of 20",)
+
+
+def test_next_is_the_step_that_the_findings_ask_for():
+    leaking, quiet = chapter("bare", [result(MEMBERS)]), chapter("b", [result(MEMBERS, QUIET)])
+    unsure = chapter("c", [result(MEMBERS, QUIET, detectable=None)])
+    steps = {
+        "harden run/bare/config.toml --limit verdict": leaking,
+        "audit run/bare --as secure_sum": replace(leaking, config=""),
+        "gate run/b --init policy.toml": quiet,
+        f"power run/c --audit {MEMBERS}": unsure,
+    }
+    for command, one in steps.items():
+        assert summed(one).step.command == f"fedaudit {command}"
+    assert summed(replace(leaking, folder=None)).step is None
+
+
+def test_a_page_does_not_show_where_its_folder_lies(tmp_path):
+    assert shown_place(tmp_path / "private" / "run") == "run"
+
+
+def test_an_audit_that_declares_no_words_still_has_a_row():
+    s = summed(chapter("bare", [result("brand_new")]))
+    assert s.rows[0][1] == "Brand new"
+    assert s.today == "Today the server can answer: brand_new?."
+
+
+@pytest.mark.parametrize("audit", AUDITS)
+def test_every_audit_declares_the_words_of_the_first_page(audit):
+    words = facts_of(audit).words
+    assert 0 < len(words.short) <= 30
+    assert words.learns
+
+
+@pytest.mark.parametrize("federations", [1, 2, 5])
+@pytest.mark.parametrize("variants", [1, 4, 9])
+def test_the_terminal_gets_at_most_15_lines_of_80_columns(federations, variants):
+    rows = [result(name) for name in AUDITS]
+    chapters = [
+        chapter(f"a protection called {v}", rows, federation=f"federation {f}")
+        for f in range(federations)
+        for v in range(variants)
+    ]
+    lines = [
+        "".join(p.text for p in line).rstrip()
+        for line in brief(chapters, place="fedaudit-run", report="fedaudit-run/report.html")
+    ]
+    assert len(lines) <= LINES
+    assert lines[-1] == "report: fedaudit-run/report.html"
+    (command,) = [line for line in lines if line.startswith("$ ")]
+    assert command.endswith("--limit verdict")
+    assert all(len(line) <= WIDTH for line in lines if line != command)
+    words = " ".join(lines).split()
+    assert "protection" in words  # no heading breaks inside a word
+
+
+def test_a_long_matrix_keeps_its_worst_questions_in_the_terminal():
+    asked = [a for a in sorted(AUDITS) if a not in (MEMBERS, LINKS)]
+    rows = [result(MEMBERS), result(LINKS), *(result(a, QUIET) for a in asked)]
+    every = [chapter(v, rows) for v in ("bare", "shuffled, DP-SGD", "sums")]
+    text = ["".join(p.text for p in line) for line in brief(every, place="run", report="r")]
+    assert len(text) <= LINES
+    for audit in (MEMBERS, LINKS):
+        assert any(line.startswith(facts_of(audit).words.short) for line in text)
+    left = sum(line.startswith(f"{facts_of(a).words.short} ") for line in text for a in asked)
+    assert f"and {len(asked) - left} more: see the report" in text
+
+
+@pytest.mark.parametrize("asked", [[MEMBERS], [MEMBERS, LINKS]])
+def test_few_questions_are_a_matrix_in_the_terminal(asked):
+    every = [chapter(v, [result(a) for a in asked]) for v in ("bare", "sums")]
+    text = ["".join(p.text for p in line) for line in brief(every, place="run")]
+    for audit in asked:
+        assert any(line.startswith(facts_of(audit).words.short) for line in text)
+    assert not any("see the report" in line for line in text)
+
+
+def test_costs_that_are_alike_share_one_cell():
+    s = summed(chapter("bare", [result(MEMBERS)]), chapter("noise", [result(MEMBERS)], 0.8))
+    cells = {row.label: row.cells for row in s.costs}
+    assert cells["updates received"] == (("20 of 20", 2),)
+    assert [n for _, n in cells["held-out accuracy"]] == [1, 1]
+
+
+def unsettled(audit, status):
+    need = Need(code="too_few_records", what="too few records")
+    return replace(silent(audit), status=status, need=need)
+
+
+@pytest.mark.parametrize("status", ["failed", "nothing_to_say"])
+def test_an_open_question_says_why_and_no_protection_gets_the_credit(status):
+    bare = chapter("bare", [result(MEMBERS)])
+    sums = chapter("sums", [unsettled(MEMBERS, status)])
+    quiet = chapter("noise", [result(MEMBERS, QUIET)])
+    parts = by_federation([bare, sums, quiet])
+    cells = summarise(parts[0]).rows[0].cells
+    assert (cells[1].verdict, cells[1].beside) == (status, "too few records")
+    (card,) = cards(parts)
+    assert [text.partition(":")[0] for text in card.parts[0].helped] == ["“noise”"]
+    assert "Not settled with “sums”." in card.parts[0].lines
+
+
+def test_the_terminal_says_first_what_is_missing():
+    notices = ("Unfinished: 2 of 5 rounds are recorded so far.", "Blind: no truth.")
+    one = chapter("bare", [result(MEMBERS)], notices=notices)
+    first, second, *_ = ("".join(p.text for p in line) for line in brief([one], place="run"))
+    assert first == notices[0]
+    assert second == "(more notes in the report: 1)"
+
+
+def test_no_verdict_is_green():
+    assert not [label for label in VERDICTS.values() if "green" in label.style]
+
+
+def test_a_remedy_that_was_measured_not_to_help_is_not_given():
+    """DP-SGD and a secure sum leave the leak: only more noise is left to try."""
+    rows = [result(LINKS)]
+    bare, noisy, summed_up = (
+        chapter("bare", rows),
+        chapter("noisy", rows, trust={"dp_sgd": "the clients"}),
+        chapter("sum", rows, trust={"secure_sum": "the aggregator"}),
+    )
+
+    def advice(*chapters):
+        (part,) = by_federation(chapters)
+        return [a.finding.remedy for of in part.questions[0].answers for a in of]
+
+    noise, more, only_sums = (
+        "add noise at the clients (DP-SGD)",
+        "add more noise in DP-SGD",
+        "let only a secure sum leave",
+    )
+    assert noise in advice(bare)[0]
+    assert only_sums in advice(bare)[0]
+    first, second = advice(bare, noisy)
+    assert first == only_sums
+    assert noise not in second
+    assert advice(bare, noisy, summed_up) == ["", more, ""]
+    # where the sum removed the leak, it stays a remedy for the others
+    quiet = chapter("sum", [result(LINKS, QUIET)], trust={"secure_sum": "the aggregator"})
+    assert advice(bare, noisy, quiet)[0] == only_sums
+
+
+def test_leaks_about_records_are_named_before_leaks_about_clients():
+    rows = [result("coverage"), result(LINKS, (1.0, 0.99, 1.0)), result(MEMBERS)]
+    s = summed(chapter("bare", rows))
+    assert [row.audit for row in s.rows] == [MEMBERS, LINKS, "coverage"]
+    who = [facts_of(a).words.learns for a in (MEMBERS, LINKS)]
+    assert s.today == f"Today the server can {who[0]} and {who[1]}; 1 more leak."
+    assert [f.audit for f in s.worst] == [MEMBERS, LINKS, "coverage"]
+
+
+def test_every_question_says_who_looks():
+    seen = [result(MEMBERS), result(LINKS, vantage="wiretap")]
+    rows = {row.audit: row.observers for row in summed(chapter("bare", seen)).rows}
+    assert rows == {MEMBERS: "the server", LINKS: "whoever reads all messages"}
+    other = chapter("summed", [silent(MEMBERS), result(LINKS)])
+    rows = {row.audit: row.observers for row in summed(chapter("bare", seen), other).rows}
+    assert rows[LINKS] == "whoever reads all messages / the server"
+
+
+def test_numbers_say_what_they_are():
+    e = Estimate(value=0.7, low=0.6, high=0.8, n=40, baseline=0.5)
+    ranked = result(MEMBERS, headline="membership_auc", estimates={"membership_auc": e})
+    linked = result(LINKS, headline="linkage_accuracy", estimates={"linkage_accuracy": e})
+    least = replace(e, value=0.4, low=0.4, high=float("inf"), baseline=0.0)
+    bound = Bound(value=8.0, kind="upper", of="epsilon", source="[A]", assumes="the declaration")
+    kept = result(
+        "epsilon", headline="epsilon", estimates={"epsilon": least}, bounds={"declared": bound}
+    )
+    cells = {
+        row.audit: (row.cells[0].number, row.cells[0].beside)
+        for row in summed(chapter("bare", [ranked, linked, kept])).rows
+    }
+    assert cells == {
+        MEMBERS: ("AUC 0.7", "0.6 to 0.8, chance 0.5"),
+        LINKS: ("70 %", "60 to 80 %, chance 50 %"),
+        "epsilon": ("", "epsilon at least 0.4, at most 8 by the declaration"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("p", "low", "shown"),
+    [
+        (0.2, 0.6, "0.6 to 0.8, chance 0.5, corrected p 0.2"),
+        (0.01, 0.4, "0.4 to 0.8, chance 0.5, corrected p 0.01"),
+        (0.01, 0.6, "0.6 to 0.8, chance 0.5"),
+        (0.2, 0.4, "0.4 to 0.8, chance 0.5"),
+    ],
+)
+def test_a_verdict_that_an_interval_contradicts_says_what_decided(p, low, shown):
+    e = Estimate(value=0.7, low=low, high=0.8, n=40, baseline=0.5)
+    test = FamilyTest(adjusted={"membership_auc": p}, decided="membership_auc", level=0.025)
+    ranked = result(MEMBERS, headline="membership_auc", estimates={"membership_auc": e}, test=test)
+    (row,) = summed(chapter("bare", [ranked])).rows
+    assert row.cells[0].beside == shown

@@ -1,0 +1,203 @@
+"""A recording beside training by other software: threads, full disks, limits, bare imports."""
+
+import logging
+import resource
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from fedaudit.errors import TraceError, UsageError
+from fedaudit.trace import SERVER, Recorder, Trace
+from fedaudit.trace.examination import examine
+from fedaudit.trace.limits import RecordingLimits
+from fedaudit.trace.numbers import as_numbers
+
+LIKE = {"w": np.zeros(2000, np.float32)}
+STEADY = RecordingLimits(on_error="stop")
+
+
+def played(recorder, rounds, clients=3):
+    for number in range(rounds):
+        with recorder.round() as messages:
+            model = {"w": np.full(2000, number, np.float32)}
+            for i in range(clients):
+                messages.send("model", SERVER, f"c{i}", model)
+            for i in range(clients):
+                messages.send("delta", f"c{i}", SERVER, {"w": model["w"] + i}, weight=2.0)
+
+
+def test_threads_may_send_at_once(tmp_path):
+    recorder = Recorder(tmp_path, like=LIKE)
+    senders = [f"c{i:02d}" for i in range(32)]
+    with recorder.round() as messages:
+        for name in senders:
+            messages.send("model", SERVER, name, LIKE)
+        threads = [
+            threading.Thread(
+                target=messages.send,
+                args=("delta", name, SERVER, {"w": np.full(2000, i, np.float32)}),
+            )
+            for i, name in enumerate(senders)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    recorder.close()
+    updates = Trace.open(tmp_path).seen_by(SERVER).updates(1)
+    found = dict(zip(updates.senders, updates.rows[:, 7], strict=True))
+    assert found == {name: float(i) for i, name in enumerate(senders)}
+
+
+@pytest.fixture
+def full_disk():
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("limits", [None, STEADY])
+def test_a_full_disk_is_the_callers_error_or_ends_the_recording(
+    limits, tmp_path, full_disk, caplog
+):
+    recorder = Recorder(tmp_path, like=LIKE, limits=limits)
+    played(recorder, 1)
+    full_disk()
+    if limits is None:
+        with pytest.raises(TraceError, match="cannot write"):
+            played(recorder, 1)
+        return
+    with caplog.at_level(logging.ERROR, "fedaudit.recorder"):
+        played(recorder, 3)
+    recorder.close()
+    assert len(caplog.records) == 1
+    assert "training goes on" in caplog.text
+    trace = Trace.open(tmp_path)
+    assert len(trace.rounds) == 1
+    assert not trace.manifest.complete
+    assert trace.manifest.federation["recording_stopped"] == recorder.stopped
+    assert "stopped" in {p.code for p in examine(trace).problems}
+
+
+def test_what_does_not_fit_stops_a_steady_recording(tmp_path):
+    recorder = Recorder(tmp_path, like=LIKE, limits=STEADY)
+    played(recorder, 1)
+    with recorder.round() as messages:
+        assert messages.send("delta", "c0", SERVER, {"x": np.zeros(3)}) == -1
+    played(recorder, 1)
+    assert "tensors that the trace does not know" in recorder.stopped
+    assert len(Trace.open(tmp_path).rounds) == 1
+
+
+def test_a_stopped_recording_can_be_continued(tmp_path):
+    first = Recorder(tmp_path, like=LIKE, limits=STEADY)
+    played(first, 1)
+    first.stop("the disk was full")
+    again = Recorder(tmp_path, like=LIKE, limits=STEADY, resume=True)
+    played(again, 1)
+    again.close()
+    trace = Trace.open(tmp_path)
+    assert len(trace.rounds) == 2
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_size_limit_ends_the_recording_before_it_is_exceeded(tmp_path):
+    limits = RecordingLimits(most_bytes=100_000, on_error="stop")
+    recorder = Recorder(tmp_path, like=LIKE, limits=limits)
+    played(recorder, 10)
+    size = sum(f.stat().st_size for f in tmp_path.glob("round-*"))
+    assert 50_000 < size <= 100_000
+    assert "size limit" in recorder.stopped
+
+
+def test_rounds_without_payloads_keep_their_messages(tmp_path):
+    some = Recorder(tmp_path / "some", like=LIKE, limits=RecordingLimits(every=3))
+    whole = Recorder(tmp_path / "whole", like=LIKE)
+    for recorder in (some, whole):
+        played(recorder, 4)
+        recorder.close()
+    a, b = Trace.open(tmp_path / "some"), Trace.open(tmp_path / "whole")
+    for number in b.rounds:
+        kept = number in (1, 4)
+        for m, n in zip(a.messages(number), b.messages(number), strict=True):
+            assert (m.sender, m.weight, m.size) == (n.sender, n.weight, n.size)
+            assert bool(m.parts) == kept
+            assert ("left out" in m.notes) != kept
+    assert examine(a).arrived == examine(b).arrived == 12
+    np.testing.assert_array_equal(
+        a.seen_by(SERVER).updates(4).rows, b.seen_by(SERVER).updates(4).rows
+    )
+    assert sum(r.size for r in a.manifest.rounds) < 0.7 * sum(r.size for r in b.manifest.rounds)
+
+
+@pytest.mark.parametrize("given", [{"every": 0}, {"most_bytes": 0}, {"on_error": "ignore"}])
+def test_limits_without_a_meaning_are_refused(given):
+    with pytest.raises(UsageError, match="cannot be kept"):
+        RecordingLimits(**given)
+
+
+def test_torch_tensors_of_every_real_dtype_are_recorded(tmp_path):
+    torch = pytest.importorskip("torch")
+    given = {
+        "half": torch.tensor([0.5, 2.0], dtype=torch.float16),
+        "brain": torch.tensor([0.5, -3.140625], dtype=torch.bfloat16),
+        "tiny": torch.tensor([0.5, 2.0]).to(torch.float8_e4m3fn),
+        "double": torch.tensor([0.1], dtype=torch.float64),
+        "count": torch.tensor([3], dtype=torch.int32),
+        "flag": torch.tensor([True]),
+    }
+    recorder = Recorder(tmp_path, like=given, dtype="float64")
+    with recorder.round() as messages:
+        messages.send("model", SERVER, "c0", given)
+        messages.send("model", "c0", SERVER, given)
+    recorder.close()
+    trace = Trace.open(tmp_path)
+    row = trace.layout.unflatten(trace.block(1)[0])
+    assert row["brain"].tolist() == [0.5, -3.140625]
+    assert row["tiny"].tolist() == [0.5, 2.0]
+    assert row["double"].tolist() == [0.1]
+    for odd in (torch.complex64, torch.complex128):
+        with pytest.raises(UsageError, match="cannot hold"):
+            as_numbers("w", torch.zeros(1, dtype=odd))
+
+
+BARE = """
+import importlib.abc, sys
+allowed = {"numpy", "safetensors", "fedaudit"}
+class Block(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in allowed and top not in sys.stdlib_module_names:
+            raise ImportError(f"{name} is not installed here")
+sys.meta_path.insert(0, Block())
+import numpy as np
+from safetensors.numpy import load_file
+from fedaudit import SERVER, Recorder, Trace
+from fedaudit.trace.limits import RecordingLimits
+import fedaudit.recorders.flower.declared
+import fedaudit.stats.count_sketch
+like = {"w": np.zeros(3, np.float32), "n": np.zeros(1, np.int64)}
+limits = RecordingLimits(every=2, most_bytes=10**6, on_error="stop")
+out = sys.argv[1]
+recorder = Recorder(out, like=like, dtype="float16", retention="30 days", limits=limits)
+for _ in range(2):
+    with recorder.round() as messages:
+        messages.send("model", SERVER, "a", like)
+        messages.send("model", "a", SERVER, like)
+recorder.close()
+assert Trace.open(out).manifest.complete
+assert load_file(f"{out}/round-00001.safetensors")["model"].dtype == np.float16
+"""
+
+
+def test_numpy_and_safetensors_are_enough_to_record(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, str(tmp_path / "trace")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
