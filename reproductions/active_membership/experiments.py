@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.active_membership import attention, games, scores, theory
+from fedaudit.audits.active_membership import attention, games, rates, theory
 from fedaudit.audits.active_membership.adversary import AttentionAdversary, FullyConnected
 from fedaudit.audits.active_membership.games import Challenge, Universe
 from fedaudit.errors import UsageError
@@ -194,7 +194,7 @@ def _fc(piece: Piece, scale: Scale) -> Result:
     out: Result = {"radius": round(universe.radius, 4), "universe": len(universe)}
     for how in ("tuned", "published", "theory"):
         made = FullyConnected.prepare(universe, scale.records, rng, threshold=how)
-        found = scores.from_trials(closest, played.member, played.trial, made.cut, 0.95, rng)
+        found = rates.from_trials(closest, played.member, played.trial, made.cut, 0.95, rng)
         out[how] = _triple(found["success"])
         out[f"tau {how}"] = round(made.tau, 4)
         out["AUC"] = _triple(found["auc"])
@@ -261,7 +261,7 @@ def _decoder(piece: Piece, scale: Scale) -> Result:
         made = FullyConnected.prepare(universe, scale.records, rng)
         played = games.trials(len(universe), scale.records, scale.trials, scale.games, rng)
         values = made.scores(played, rng)
-        found = scores.from_trials(values, played.member, played.trial, made.cut, 0.95, rng)
+        found = rates.from_trials(values, played.member, played.trial, made.cut, 0.95, rng)
         out[f"{epsilon:g}"] = {
             "P_M": [round(v, 5) for v in (away.value, away.low, away.high)],
             "success": _triple(found["success"]),
@@ -281,7 +281,7 @@ def _spread(piece: Piece, scale: Scale) -> Result:
         played = games.trials(len(universe), scale.records, scale.trials, scale.games, rng)
         made = FullyConnected.prepare(universe, scale.records, rng, threshold="theory")
         closest = -games.distances(universe, played, rng)
-        found = scores.from_trials(closest, played.member, played.trial, made.cut, 0.95, rng)
+        found = rates.from_trials(closest, played.member, played.trial, made.cut, 0.95, rng)
         out[f"{factor:g}"] = {
             "radius": round(universe.radius, 4),
             "P_M": [round(v, 5) for v in (away.value, away.low, away.high)],
@@ -333,7 +333,7 @@ def _attention(piece: Piece, scale: Scale) -> Result:
     )
     rng = DRAWS.generator(piece.key + "/played")
     values = made.scores(played, rng)
-    found = scores.from_trials(values, played.member, played.trial, made.cut, 0.95, rng)
+    found = rates.from_trials(values, played.member, played.trial, made.cut, 0.95, rng)
     return {
         "beta": round(made.beta, 5),
         "gamma": round(made.gamma, 4),
@@ -357,7 +357,7 @@ def _beta(piece: Piece, scale: Scale) -> Result:
         made, played = _prepared(piece, small, beta)
         rng = DRAWS.generator(piece.key + "/played")
         values = made.scores(played, rng)
-        found = scores.from_trials(values, played.member, played.trial, made.cut, 0.95, rng)
+        found = rates.from_trials(values, played.member, played.trial, made.cut, 0.95, rng)
         out[f"{beta:g}"] = {"success": _triple(found["success"]), "AUC": _triple(found["auc"])}
     clean, shown = made.sample(DRAWS.generator(piece.key + "/measured"), 1 << 22)
     m = attention.pattern_extremes(clean, shown)
@@ -396,7 +396,7 @@ def _text(piece: Piece, scale: Scale) -> Result:
         played = games.trials(len(universe), n, scale.trials, scale.games, rng)
         values = -text.closest(universe, apart, played, rng)
         about = {}
-    found = scores.from_trials(values, played.member, played.trial, cut, 0.95, rng)
+    found = rates.from_trials(values, played.member, played.trial, cut, 0.95, rng)
     channel = universe.channel
     finite = math.isfinite(channel.exact_epsilon)
     return {

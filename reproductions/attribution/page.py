@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedaudit.files import write_atomically
-from reproductions.attribution import cells, figure, text_page
+from reproductions.attribution import cells, figure, template, template_page, text_page
 from reproductions.attribution.tables import PLANS, plans_table, rate, rows_of, swept, table
 
 METHODS = (
@@ -40,6 +40,7 @@ def write(results: Mapping[str, Any], folder: Path) -> Path:
         "Clients of one run share it: the intervals treat them as independent.",
         "",
     ]
+    lines += template_page.lines(template.RESULTS)
     lines += text_page.lines(results, folder)
     lines += _methods(results) + _constants(results) + _trade_offs(results, folder)
     lines += _sweeps(results) + _masking(results)

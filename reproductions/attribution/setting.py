@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fedaudit.audits.attribution import Attribution
 from fedaudit.audits.attribution.scoring import Marks
 from fedaudit.randomness import Seed
-from fedaudit.setup.config import load
+from fedaudit.setup.config import Config, load
 from fedaudit.setup.marks import PlantedMarks, plant
 from fedaudit.setup.prepare import build, load_data
 from fedaudit.stats import query_plans
@@ -45,6 +45,7 @@ class Played:
     updates: Floats
     marked: Mask
     marks: Marks
+    planted: PlantedMarks
     gradients: Floats
     quality: tuple[float, ...]
     seconds: float
@@ -82,6 +83,45 @@ TEXT = {
 PROMPTS = 160
 
 
+def config_of(
+    *,
+    seed: int,
+    kind: str = "canary",
+    aggregation: str = "fedit",
+    clients: int = 10,
+    rounds: int = 5,
+    marked: int = 3,
+    share: float = 0.2,
+    steps: int | None = None,
+    partition: Mapping[str, Any] | None = None,
+    task: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    protections: Mapping[str, Any] | None = None,
+) -> Config:
+    """The config of one federation. `aggregation` and `steps` are for text; `task` changes settings
+    of the model, `data` takes another set."""
+    text = kind != "canary"
+    raw: dict[str, Any] = copy.deepcopy(TEXT if text else CLASSIFIER)
+    raw["task"] |= task or {}
+    raw["data"] = dict(data or raw["data"])
+    if text:
+        raw["task"]["aggregation"] = aggregation
+        raw["training"]["steps"] = steps or raw["training"]["steps"]
+    return load(
+        {
+            "seed": seed,
+            **raw,
+            "partition": dict(partition or {"kind": "iid"}),
+            "federation": {"clients": clients, "rounds": rounds},
+            # with nobody marked the owner still has keys to test
+            "marks": {
+                "kind": kind, "clients": marked, "share": share, "spare": 0 if marked else 3
+            },
+            "protections": dict(protections or {}),
+        }
+    )  # fmt: skip
+
+
 def play(
     *,
     seed: int,
@@ -99,25 +139,20 @@ def play(
 ) -> Played:
     """Train one federation and keep everything. `aggregation`, `steps`, `prompts` are for text;
     `task` changes settings of the model, `data` takes another set."""
+    config = config_of(
+        seed=seed,
+        kind=kind,
+        aggregation=aggregation,
+        clients=clients,
+        rounds=rounds,
+        marked=marked,
+        share=share,
+        steps=steps,
+        partition=partition,
+        task=task,
+        data=data,
+    )
     text = kind != "canary"
-    raw: dict[str, Any] = copy.deepcopy(TEXT if text else CLASSIFIER)
-    raw["task"] |= task or {}
-    raw["data"] = dict(data or raw["data"])
-    if text:
-        raw["task"]["aggregation"] = aggregation
-        raw["training"]["steps"] = steps or raw["training"]["steps"]
-    config = load(
-        {
-            "seed": seed,
-            **raw,
-            "partition": dict(partition or {"kind": "iid"}),
-            "federation": {"clients": clients, "rounds": rounds},
-            # with nobody marked the owner still has keys to test
-            "marks": {
-                "kind": kind, "clients": marked, "share": share, "spare": 0 if marked else 3
-            },
-        }
-    )  # fmt: skip
     federation, facts = build(config)
     recorder = MemoryRecorder(
         layouts=federation.layouts(),
@@ -147,6 +182,7 @@ def play(
         updates=updates,
         marked=np.isin(names, list(facts["marked"])),
         marks=marks,
+        planted=planted,
         gradients=_gradients(federation.task, models[:-1], planted, test),
         quality=tuple(truth.metrics(n)["loss" if text else "accuracy"] for n in trace.rounds),
         seconds=seconds / rounds,

@@ -107,7 +107,10 @@ def masking(contrast: npt.ArrayLike, target: int) -> Masking:
 
 
 def expected_masking(clients: int, others: int, repeats: int) -> float:
-    """E[c] = 2 N (1 - rho) / M before rejection: twice the threshold aN of [FedAttr] Eq. (5)."""
+    """E[c] = 2 N (1 - rho) / M before rejection: [FedAttr] Eq. (21).
+
+    Twice the threshold aN of [FedAttr] Eqs. (5, 22, 23).
+    """
     return 2 * others * (1 - others / (clients - 1)) / repeats
 
 

@@ -217,10 +217,18 @@ def _middle(start: Result) -> float:
 
 
 def _private(
-    piece: Piece, scale: Scale, text: Corpus, *, clip: float, noise: float, utility: bool = True
+    piece: Piece,
+    scale: Scale,
+    text: Corpus,
+    *,
+    clip: float,
+    noise: float,
+    utility: bool = True,
+    clients: int | None = None,
 ) -> Result:
     """Linkage over all rounds near the start, and what one full server step does to the loss."""
     plan = replace(_ordinary(text, scale), clip=clip, noise=noise)
+    plan = replace(plan, clients=clients or plan.clients)
     out = dict(_run(text, plan, scale, piece.seed, _all_methods(plan.clients)))
     if utility:
         once = replace(plan, rounds=1, server_rate=1.0, measure=True)
@@ -237,6 +245,20 @@ def _grid(piece: Piece, scale: Scale, text: Corpus, start: Result) -> Result:
 def _fine(piece: Piece, scale: Scale, text: Corpus, start: Result) -> Result:
     noise = float(piece.variant)
     return _private(piece, scale, text, clip=_middle(start), noise=noise, utility=False)
+
+
+def _trade_off(piece: Piece, scale: Scale, text: Corpus, start: Result) -> Result:
+    clients, noise = piece.variant.split()
+    return _private(
+        piece, scale, text, clip=_middle(start), noise=float(noise), clients=int(clients)
+    )
+
+
+def _moving(piece: Piece, scale: Scale, text: Corpus, start: Result) -> Result:
+    """An ordinary server step after every round, without DP."""
+    count = int(piece.variant)
+    plan = Plan(clients=count, rounds=scale.rounds, server_rate=1.0, measure=True)
+    return dict(_run(text, plan, scale, piece.seed, _all_methods(count)))
 
 
 def _curve(piece: Piece, scale: Scale, text: Corpus, start: Result) -> Result:
@@ -259,6 +281,8 @@ EXPERIMENTS: dict[str, Callable[[Piece, Scale, Corpus, Result], Result]] = {
     "momentum": _momentum,
     "fine": _fine,
     "curve": _curve,
+    "trade_off": _trade_off,
+    "moving": _moving,
 }
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedaudit.arrays import Rows
 from fedaudit.audits.fingerprint import scores
-from fedaudit.audits.fingerprint.features import collect
 from fedaudit.audits.fingerprint.linkers import LINKERS
+from fedaudit.audits.rows.features import collect
 from fedaudit.randomness import Seed
 from fedaudit.stats import clustering, intervals
 from reproductions.fingerprint.setting import Recorded

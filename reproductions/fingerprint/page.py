@@ -11,11 +11,13 @@ from typing import Any
 from fedaudit.files import write_atomically
 from fedaudit.reporting.plots import Line, lines
 from reproductions.fingerprint import prose, short
+from reproductions.fingerprint import wide as wider
 from reproductions.fingerprint.linking import METHODS, NAMES, chance, merge
+from reproductions.fingerprint.setting import Scale
+from reproductions.fingerprint.short import PAPER_SET
 
 Measured = Mapping[str, Any]
 BOUNDS = {"0.25": "50", "0.5": "100", "0.9": "200"}  # quantile here -> bound there, by rank
-PAPER_SET = {"newsgroups": "News", "docs": "Dial", "sotu": "Dial"}
 
 
 class Results:
@@ -370,10 +372,17 @@ def _point(x: float, pair: Sequence[float]) -> tuple[float, float, float, float]
 
 
 def render(
-    results: Measured, published: Measured, missing: Sequence[str], lacking: Sequence[str] = ()
+    results: Measured,
+    published: Measured,
+    missing: Sequence[str],
+    lacking: Sequence[str] = (),
+    wide: tuple[Measured, Scale] | None = None,
 ) -> str:
-    """The whole page as markdown."""
+    """The whole page as markdown. `wide`: measurements of the wide scale, and that scale."""
     r = Results(results)
+    beside = "" if wide is None else wider.section(Results(wide[0]), wide[1])
+    if not r.corpora:  # nothing else was measured yet
+        return beside
     sections = [
         prose.head(r.scale, r.start, missing, lacking),
         short.summary(r, published),
@@ -383,6 +392,7 @@ def render(
         determinism_section(r),
         grid_section(r, published),
         fine_section(r),
+        beside,
         curve_section(r),
         momentum_section(r),
         half_section(r),
@@ -396,6 +406,7 @@ def write(
     folder: Path,
     missing: Sequence[str],
     lacking: Sequence[str] = (),
+    wide: tuple[Measured, Scale] | None = None,
 ) -> Path:
     """Write the page and its figures into `folder`; returns the page.
 
@@ -404,7 +415,7 @@ def write(
     known = json.loads(published.read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
     page = folder / "fingerprint.md"
-    write_atomically(page, render(results, known, missing, lacking))
-    for name, svg in figures(Results(results)).items():
+    write_atomically(page, render(results, known, missing, lacking, wide))
+    for name, svg in figures(Results(results)).items() if results["start"] else ():
         write_atomically(folder / name, svg)
     return page

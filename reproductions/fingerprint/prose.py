@@ -102,7 +102,7 @@ def head(
     lacking: Sequence[str],
 ) -> str:
     """Introduction, setting, what is still to be measured, and what differs."""
-    batch = scale["train"] // 16
+    batch = scale["train"] // scale["steps"]
     lines = [
         f"- GPT of {scale['depth']} blocks, width {scale['width']}, {scale['heads']} heads, "
         f"{scale['length']} tokens, {scale['words']} words; {scale['train']} training and "

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedaudit.audits.two_stage_membership.scoring import RecordBatch, Scorer
+from fedaudit.audits.records.scoring import RecordBatch, Scorer
 from fedaudit.audits.two_stage_membership.theory import (
     phi,
     published_smoothness,

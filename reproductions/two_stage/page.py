@@ -390,11 +390,11 @@ def noise_section(r: Results) -> str:
 
 READINGS = {
     "membership_auc": "calibrated, all rounds",
-    "auc (own model against other clients', last round)": "calibrated, last round",
-    "auc (update on top of the others, all rounds (Eq. 16))": "on top of the others (Eq. 16)",
-    "auc (update alone, all rounds (Eq. 11))": "update alone (Eq. 11)",
-    "auc (what the model moved by, all rounds (Eq. 12))": "what the model moved by (Eq. 12)",
-    "auc (score of the final model)": "final model",
+    "auc (own_model_last_round)": "calibrated, last round",
+    "auc (update_on_the_others)": "on top of the others (Eq. 16)",
+    "auc (update_alone)": "update alone (Eq. 11)",
+    "auc (model_change)": "what the model moved by (Eq. 12)",
+    "auc (final_model)": "final model",
 }
 """Estimates of the audit on named updates, and what the page calls them."""
 
