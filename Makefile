@@ -1,4 +1,5 @@
-# `make audit` and `make test` do everything on a machine that has Python 3.11, make and a compiler.
+# `make audit` and `make test` do everything on a machine that has Python 3.11 to 3.13 and make.
+# No compiler is needed: every dependency has wheels. PYTHON=python3.13 takes another interpreter.
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -12,7 +13,7 @@ COVERAGE ?=
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: audit test check bench fuzz nightly reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower nightly-flower test-text nightly-text docs env clean browser axe
+.PHONY: audit test check bench bench-long fuzz nightly calibrate reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower nightly-flower test-text nightly-text test-nvflare nightly-nvflare nightly-pfl docs env clean browser axe
 
 audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)
@@ -33,11 +34,17 @@ bench: $(VENV)/dev.stamp .venv-text/stamp  ## speed: every hot path against its 
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/shadows.py
+	$(BIN)/python benchmarks/attribution.py
 	$(BIN)/python benchmarks/two_stage.py
 	$(BIN)/python benchmarks/games.py
 	$(BIN)/python benchmarks/guard.py
+	$(BIN)/python benchmarks/epsilon.py
 	$(BIN)/python benchmarks/trace.py
+	$(BIN)/python benchmarks/recorders.py
 	.venv-text/bin/python benchmarks/lora.py  # its peers are transformers and peft
+
+bench-long: $(VENV)/dev.stamp  ## secure aggregation of ten thousand clients: minutes
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/secure_sum.py --clients 100 1000 10000 --columns 10000
 
 # Goes on where it was stopped; FUZZ="--seed 7 --cases 50000" for another campaign.
 fuzz: $(VENV)/dev.stamp  ## 10,000 damaged files of every kind: no traceback, no hang, nothing changed accepted
@@ -51,6 +58,7 @@ reproduce: $(VENV)/dev.stamp  ## the papers' figures
 
 reproduce-fingerprint: $(VENV)/dev.stamp  ## the tables and figures of one paper
 	$(BIN)/python -m reproductions.fingerprint.run
+	$(BIN)/python -m reproductions.fingerprint.run --wide
 
 reproduce-two-stage: $(VENV)/dev.stamp
 	$(BIN)/python -m reproductions.two_stage.run
@@ -67,6 +75,10 @@ reproduce-active-membership: $(VENV)/dev.stamp
 reproduce-guard: $(VENV)/dev.stamp  ## detection and false alarms of the check of received models
 	$(BIN)/python -m reproductions.guard.run evaluate
 
+# About two hours, in blocks: goes on where it was stopped. CALIBRATE="--only fingerprint --minutes 10"
+calibrate: $(VENV)/dev.stamp  ## false alarms, power and coverage of every audit: docs/calibration.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m reproductions.calibration.run $(CALIBRATE)
+
 # About an hour: a real language model, 135 million weights.
 reproduce-attribution-smollm: $(VENV)/dev.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[text]"
@@ -75,14 +87,14 @@ reproduce-attribution-smollm: $(VENV)/dev.stamp
 
 # Flower pins older versions of several libraries: an environment of its own.
 test-flower: .venv-flower/stamp  ## what needs Flower: recording, doctor, engine
-	.venv-flower/bin/python -m pytest tests/recorders/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "not nightly and not network"
+	.venv-flower/bin/python -m pytest tests/recorders/flower tests/cli/test_flower.py -m "not nightly and not network"
 
 nightly-flower: .venv-flower/stamp  ## Flower's own runtimes: Ray, and a SuperLink whose nodes are lost and come back
-	.venv-flower/bin/python -m pytest tests/nightly/test_flower.py tests/recorders/flower tests/cli/test_flower.py tests/cli/test_sites.py -m "nightly or network"
+	.venv-flower/bin/python -m pytest tests/nightly/test_flower.py tests/recorders/flower tests/cli/test_flower.py -m "nightly or network"
 
 .venv-flower/stamp: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv .venv-flower
-	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-flower.txt -e ".[flower]" "pytest>=8.3" "hypothesis>=6.100"
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-flower.txt -e ".[flower]" "pytest>=8.3" "hypothesis>=6.100" "opacus>=1.6,<2"
 	@touch $@
 
 # transformers and peft are heavy, and nothing else is checked against them: an environment of its own.
@@ -95,6 +107,27 @@ nightly-text: .venv-text/stamp  ## the same with a real language model, which is
 .venv-text/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-text
 	.venv-text/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[text]" "pytest>=8.3" "hypothesis>=6.100"
+	@touch $@
+
+# A server that records needs FLARE, NumPy and safetensors, and nothing else of fedaudit's.
+test-nvflare: .venv-nvflare/stamp $(VENV)/core.stamp  ## NVIDIA FLARE's simulator, recorded by a bare installation, audited by a whole one
+	FEDAUDIT=$(abspath $(BIN)/fedaudit) .venv-nvflare/bin/python -m pytest --noconftest tests/recorders/nvflare/test_simulator.py
+
+nightly-nvflare: .venv-nvflare/stamp  ## FLARE's POC mode, with a site that is killed
+	.venv-nvflare/bin/python -m pytest --noconftest tests/nightly/test_nvflare.py
+
+.venv-nvflare/stamp: pyproject.toml constraints-nvflare.txt
+	$(PYTHON) -m venv .venv-nvflare
+	.venv-nvflare/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints-nvflare.txt nvflare numpy safetensors pytest
+	.venv-nvflare/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+nightly-pfl: .venv-pfl/stamp  ## Apple's pfl-research, recorded by the plain recorder
+	.venv-pfl/bin/python -m pytest tests/nightly/test_pfl.py
+
+.venv-pfl/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-pfl
+	.venv-pfl/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e . "pfl==0.6.0" "pytest>=8.3"
 	@touch $@
 
 docs: $(VENV)/dev.stamp  ## the documentation site, offline and strict
@@ -126,7 +159,7 @@ clean:
 	rm -rf $(VENV) site dist .mypy_cache .ruff_cache
 
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed; set PYTHON=/path/to/python3.11"; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11, 3.12 or 3.13 is needed; set PYTHON=/path/to/python"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python

@@ -7,6 +7,7 @@ pairs     most opposite and most similar other row of every row (R, n): blocks o
           `sklearn.metrics.pairwise.cosine_similarity` of the whole matrix with its extremes taken.
 model     all checks on the weights of one model, against one local epoch of training it on 200
           records: what a guard adds to a round.
+behave    exposure of 200 records over that epoch, and tampering per model compared, in epochs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import torch
 from timing import interleaved, ratio
 from torch import nn
 
-from fedaudit.protections.guard import guard
+from fedaudit.protections.guard import LocalSteps, guard, local_steps
+from fedaudit.protections.guard.exposure import exposure
+from fedaudit.protections.guard.tampering import tampering
 from fedaudit.protections.guard.twins import extremes
 from fedaudit.tasks import models
 
@@ -84,15 +87,40 @@ def epoch(module: nn.Module, shape: tuple[int, ...], records: int = 200) -> None
         optimiser.step()
 
 
-def whole(repeats: int) -> dict[str, Any]:
-    cases = {
+def cases() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    return {
         "mlp 64-128-10": (models.mlp(64, (128,), 10), (64,)),
         "mlp 784-512-512-10": (models.mlp(784, (512, 512), 10), (784,)),
         "cnn 16, 32": (models.cnn((1, 28, 28), (16, 32), 10), (1, 28, 28)),
         "vit 128 x 4": (models.TinyViT((1, 28, 28), 7, 128, 4, 4, 10), (1, 28, 28)),
     }
+
+
+def behaviour(repeats: int, records: int = 200) -> dict[str, Any]:
     out = {}
-    for name, (module, shape) in cases.items():
+    steps = LocalSteps(learning_rate=1e-4, batch_size=16)
+    for name, (module, shape) in cases().items():
+        x, y = torch.randn(records, *shape), torch.randint(0, 10, (records,))
+        taken = interleaved(
+            {
+                "exposure": lambda m=module, x=x, y=y: exposure(
+                    local_steps.run(m, x, y, steps).values()
+                ),
+                "tampering": lambda m=module, x=x, y=y: tampering([m] * 3, x, y),
+                "epoch": lambda m=module, s=shape: epoch(m, s, records),
+            },
+            repeats,
+        )
+        out[name] = {
+            "exposure_epochs": 1 / ratio(taken["epoch"], taken["exposure"]),
+            "tampering_epochs_per_model": 1 / ratio(taken["epoch"], taken["tampering"]) / 3,
+        }
+    return out
+
+
+def whole(repeats: int) -> dict[str, Any]:
+    out = {}
+    for name, (module, shape) in cases().items():
         state = {k: v.clone() for k, v in module.state_dict().items()}
         taken = interleaved(
             {
@@ -115,6 +143,7 @@ def main() -> None:
     given = parser.parse_args()
     print(f"threads {torch.get_num_threads()}, load {os.getloadavg()[0]:.1f}")
     results = {"pairs": pairs(given.repeats), "model": whole(given.repeats)}
+    results["behave"] = behaviour(given.repeats)
     for part, rows in results.items():
         for name, values in rows.items():
             text = ", ".join(f"{k.replace('_', ' ')} {v:.3g}" for k, v in values.items())

@@ -36,16 +36,16 @@ from timing import Clock, interleaved, ratio, seconds
 
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.fingerprint import Fingerprint
-from fedaudit.audits.fingerprint.features import (
-    CountSketch,
+from fedaudit.audits.fingerprint.linkers import distances, kmeans, match
+from fedaudit.audits.rows.features import (
     collect,
     cosines,
     detectable_cosine,
 )
-from fedaudit.audits.fingerprint.linkers import distances, kmeans, match
-from fedaudit.audits.fingerprint.products import inverse_lengths
 from fedaudit.layout import Layout
 from fedaudit.stats import clustering
+from fedaudit.stats.count_sketch import CountSketch
+from fedaudit.stats.products import inverse_lengths
 from fedaudit.trace import ANONYMOUS, SERVER, Recorder, Trace, Truth, TruthRecorder
 
 

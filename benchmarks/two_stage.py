@@ -34,8 +34,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedaudit import knowledge
+from fedaudit.audits.records.scoring import RecordBatch, Scorer
 from fedaudit.audits.two_stage_membership import TwoStageMembership
-from fedaudit.audits.two_stage_membership.scoring import RecordBatch, Scorer
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import load
 from fedaudit.study.run import simulate

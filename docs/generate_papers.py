@@ -23,20 +23,130 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "papers.md"
 SOURCES = ("fedaudit", "reproductions")
 
+
+@dataclass(frozen=True)
+class Cited:
+    """A paper, and what of it is not in the code.
+
+    `where`: place and year of publication, as far as the paper states them. `equations`: the
+    number of its last equation (0: cited for single results, not implemented as a whole).
+    `left_out`: equations without a tag -> why; every equation has a
+    tag or is listed. `remarks`: how an entry of the table differs from the print.
+    """
+
+    title: str
+    authors: str
+    where: str
+    equations: int
+    left_out: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+
+
 PAPERS = {
-    "FedAttr": (
-        "FedAttr: Towards Privacy-preserving Client-Level Attribution in Federated LLM Fine-tuning"
+    "FedAttr": Cited(
+        "FedAttr: Towards Privacy-preserving Client-Level Attribution in Federated LLM Fine-tuning",
+        "Su Zhang, Junfeng Guo, Heng Huang",
+        "arXiv:2605.06596, 2026",
+        28,
+        {
+            "1": "definition of the federated average",
+            "10": "definition of the leakage that Theorem 4 bounds",
+            "11-12": "the estimator written out; the code has its coefficients by (4)",
+            "13": "step of the proof of Theorem 4",
+            "14-16": "definitions in the proof of Theorem 13",
+            "18": "first claim of Theorem 13; the code has its consequences (19) and (20)",
+            "24-25": "steps of the proof of (27)",
+        },
     ),
-    "ActiveMembership": (
+    "ActiveMembership": Cited(
         "Theoretically Unmasking Inference Attacks Against LDP-Protected Clients in Federated "
-        "Vision Models"
+        "Vision Models",
+        "Quan Nguyen, Minh N. Vu, Truc Nguyen, My T. Thai",
+        "Proceedings of the 42nd International Conference on Machine Learning, PMLR 267, 2025",
+        88,
+        {
+            "9": "first layer written out; the code has its result (10)",
+            "11-19": "steps of the proof of Theorem 1, which ends in (20)",
+            "23-25": "example of a larger separation under noise; the code measures the separation",
+            "28-34": "heads written out; the code has their decision (35)",
+            "36-38": "the decision (35) again, and two steps to (39)",
+            "40-41": "steps of the proof of Theorem 3, from (39)",
+            "44-61": "steps of the proof of Theorem 3, from (42) and (43) to (62)",
+            "63-65": "steps of the proof of Theorem 3, which ends in (66)",
+            "70": "comparison of Theorems 4 and 2",
+            "71-79": "proof of Theorem 2, which is (4)",
+            "80-85": "proof of Lemma 3",
+        },
     ),
-    "TopologyAwareDP": "Topology-Aware Differential Privacy in Federated Learning",
-    "TwoStage": (
+    "TopologyAwareDP": Cited(
+        "Topology-Aware Differential Privacy in Federated Learning",
+        "Murtaza Rangwala, Richard O. Sinnott, Rajkumar Buyya",
+        "arXiv:2506.19260v2, 2026",
+        5,
+        {},
+        (
+            "Eq. (3) is printed with a budget of at most U, the code spends exactly U: each bound "
+            "falls as its noise grows, so that the best allocation leaves nothing over.",
+        ),
+    ),
+    "TwoStage": Cited(
         "The Geometry of Privacy: A Two-Stage Analysis of Generative Membership Inference in "
-        "Federated Learning"
+        "Federated Learning",
+        "Borja Arroyo Galende, Patricia A. Apellániz, Alejandro Almodóvar, Silvia Uribe, "
+        "Federico Álvarez, Juan Parras",
+        "2026",
+        32,
+        {
+            "3": "definition of the observation; the code adds noise as it is declared",
+            "20-22": "steps of the proof of Lemma 6, which is (19)",
+            "27": "SUR of (8) with another argument",
+            "29": "definition of an increment at the baseline of (14)",
+        },
+        (
+            "Lemma 7 is printed in words. Its formula, phi(|s| |u| gamma) plus or minus "
+            "sqrt(Var)/4 + L |u|^2 / 8, stands at the end of its proof.",
+        ),
     ),
-    "Fingerprint": "Fingerprint Attack: Client De-Anonymization in Federated Learning",
+    "Fingerprint": Cited(
+        "Fingerprint Attack: Client De-Anonymization in Federated Learning",
+        "Qiongkai Xu, Trevor Cohn, Olga Ohrimenko",
+        "",
+        14,
+        {
+            "1": "definition of a client's update",
+            "4": "the average (2) of shuffled updates, equal by (5)",
+            "6-9": "why gradients of linear layers hold their inputs; the attack does not invert",
+            "12": "definition of differential privacy",
+        },
+    ),
+    "Geiping": Cited(
+        "Inverting Gradients: How easy is it to break privacy in federated learning?",
+        "Jonas Geiping, Hartmut Bauermeister, Hannah Dröge, Michael Moeller",
+        "NeurIPS 2020",
+        0,
+        {},
+    ),
+    "Balle": Cited(
+        "Reconstructing Training Data with Informed Adversaries",
+        "Borja Balle, Giovanni Cherubin, Jamie Hayes",
+        "2022",
+        0,
+        {},
+    ),
+    "LiRA": Cited(
+        "Membership Inference Attacks From First Principles",
+        "Nicholas Carlini, Steve Chien, Milad Nasr, Shuang Song, Andreas Terzis, Florian Tramèr",
+        "IEEE Symposium on Security and Privacy 2022",
+        0,
+        {},
+    ),
+    "Hayes": Cited(
+        "Bounding Training Data Reconstruction in DP-SGD",
+        "Jamie Hayes, Saeed Mahloujifar, Borja Balle",
+        "2023",
+        0,
+        {},
+    ),
 }
 
 # Singular -> plural, in the order of the page.
@@ -179,14 +289,15 @@ def page(uses: Iterable[Use]) -> str:
         "Which equation of which paper is where in the code. Made by `docs/generate_papers.py`",
         "from the tags in the code; do not edit by hand.",
     ]
-    for key, title in PAPERS.items():
+    for key, paper in PAPERS.items():
         places: dict[tuple[int, str], list[str]] = {}
         for use in everything:
             if use.key == key:
                 row = places.setdefault((order.index(use.kind), use.number), [])
                 if use.place not in row:
                     row.append(use.place)
-        lines += ["", f"## {key}", "", f"*{title}*", ""]
+        cited = ". ".join(text for text in (paper.authors, paper.where) if text)
+        lines += ["", f"## {key}", "", f"*{paper.title}*. {cited}.", ""]
         if not places:
             lines.append("No tag in the code.")
             continue
@@ -195,7 +306,30 @@ def page(uses: Iterable[Use]) -> str:
             name = Use(key, order[kind], number, "").reference
             where = ", ".join(f"`{p}`" for p in sorted(places[kind, number]))
             lines.append(f"| {name} | {where} |")
+        if paper.left_out:
+            lines += ["", "Not in the code, because it is a definition or a step of a proof:", ""]
+            lines += ["| in the paper | |", "| --- | --- |"]
+            lines += [f"| {_equations(n)} | {why} |" for n, why in paper.left_out.items()]
+        lines += [line for remark in paper.remarks for line in ("", remark)]
     return "\n".join(lines) + "\n"
+
+
+def _equations(numbers: str) -> str:
+    return f"Eqs. ({numbers})" if "-" in numbers else f"Eq. ({numbers})"
+
+
+def unaccounted(uses: Iterable[Use]) -> list[str]:
+    """Equations that have neither a tag nor a reason, and those that have both."""
+    tagged = {(use.key, use.number) for use in uses if use.kind == "Eq."}
+    out = []
+    for key, paper in PAPERS.items():
+        reasons = [n for span in paper.left_out for _, n in references(f"Eqs. ({span})")]
+        for number in map(str, range(1, paper.equations + 1)):
+            found = ((key, number) in tagged) + reasons.count(number)
+            if found != 1:
+                what = "neither a tag nor a reason" if not found else "a tag and a reason"
+                out.append(f"[{key}] Eq. ({number}) has {what}")
+    return out
 
 
 def sources() -> Mapping[str, str]:
@@ -209,7 +343,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="exit 1 if the page is stale")
     check = parser.parse_args(arguments).check
     try:
-        text = page(use for path, source in sources().items() for use in scan(path, source))
+        uses = [use for path, source in sources().items() for use in scan(path, source)]
+        if wrong := unaccounted(uses):
+            raise TagError("; ".join(wrong))
+        text = page(uses)
     except TagError as error:
         print(error, file=sys.stderr)
         return 1

@@ -40,7 +40,8 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     table, config = folder / "patients.csv", folder / "fedaudit.toml"
     make_table(table, np.random.default_rng(1))
-    written = fedaudit.init(table, config, label="outcome", client="hospital", force=True)
+    asked = {"label": "outcome", "client": "hospital", "shuffle": True}
+    written = fedaudit.init(table, config, **asked, force=True)
     print(written.to_frame()[["setting", "value", "why"]].to_string(index=False), "\n")
     # the seed is for the same figures every time; for data of your own leave it out
     study = fedaudit.run(written, folder / "run", seed=1)
