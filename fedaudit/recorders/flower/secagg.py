@@ -99,8 +99,11 @@ class SecAggTape(Tape):
     def record_sum(self, legs: Sequence[Exchange], mean: Named | None, why: str) -> None:
         """Write a round. `mean`: the opened mean, or None and `why` it was not opened."""
         self._next += 1
-        if not self._shapes:
-            return
+        if self._shapes:
+            self._guarded(self._record_sum, legs, mean, why)
+        self._sent = []
+
+    def _record_sum(self, legs: Sequence[Exchange], mean: Named | None, why: str) -> None:
         masked = [leg for leg in legs if leg.stage == Stage.COLLECT_MASKED_VECTORS]
         self._learn_names([Reply(leg.node, Content({}, scalars=leg.scalars)) for leg in masked])
         recorder = self._writer([])
@@ -116,7 +119,6 @@ class SecAggTape(Tape):
                     self._write_models(wire, 2 * at)
                 self._write_legs(wire, own, 2 * at)
             self._write_sum(wire, [*members] or chosen, members, mean, why)
-        self._sent = []
 
     def _write_legs(self, wire: RoundWriter, legs: Sequence[Exchange], step: int) -> None:
         """Write what each client received in a stage besides the model, and its reply."""

@@ -17,8 +17,8 @@ import numpy as np
 from fedaudit.errors import UsageError
 from fedaudit.recorders.nvflare.messages import Named, Tensors
 from fedaudit.trace import PUBLIC, SERVER, Recorder
-from fedaudit.trace.limits import FAULTS
-from fedaudit.trace.schema import FAILED, JOINED, LATE, REFUSED
+from fedaudit.trace.limits import FAULTS, reason_of
+from fedaudit.trace.schema import FAILED, JOINED, LATE, LEFT_OUT, REFUSED
 
 Log = Callable[[str], None]
 
@@ -72,7 +72,7 @@ class JobRounds:
         try:
             act(*args)
         except FAULTS as error:
-            self.stopped = " ".join(str(error).split()) or type(error).__name__
+            self.stopped = reason_of(error)
         if self._recorder is not None:
             if self.stopped:
                 self._recorder.stop(self.stopped)
@@ -144,8 +144,8 @@ class JobRounds:
                 self._answer(wire, client, content, failed, at + 1, {})
             for client in self._sent.keys() - there:
                 self._answer(wire, client, None, "no answer in time", at + 1, {})
-            if released is not None and not _misfit(released, self._shapes):
-                _release(wire, released)
+            if released is not None:
+                self._release(wire, released)
 
     def _answer(
         self,
@@ -175,6 +175,8 @@ class JobRounds:
         wrong = content.lacks or _misfit(content.arrays, self._shapes)
         if wrong and content.kind != "masked":
             notes = {**notes, REFUSED: wrong}
+        if content.beside:
+            notes = {**notes, LEFT_OUT: ", ".join(content.beside)}
         wire.send(
             kind,
             sender,
@@ -197,10 +199,19 @@ class JobRounds:
             clients = sorted(self._sent)
             self._listed = set(clients)
             first = next(c for c in self._sent.values() if c.arrays)
+            like = {n: np.zeros(a.shape, _stored(a)) for n, a in first.arrays.items()}
+            if not any(a.dtype.kind == "f" for a in like.values()):
+                # a first model of zeros, written as whole numbers: what comes back says what it is
+                back = [a[1].arrays for a in self._answers if a[1] is not None]
+                like |= {
+                    n: np.zeros(a.shape, np.float32)
+                    for n, a in like.items()
+                    if any(n in b and b[n].dtype.kind == "f" for b in back)
+                }
             parties = {"hubs": [SERVER], "clients": clients, "parties": [SERVER, *clients]}
             self._recorder = Recorder(
                 self.path,
-                like={n: np.zeros(a.shape, _stored(a)) for n, a in first.arrays.items()},
+                like=like,
                 federation={**self._about, **parties},
                 declared=(*self.declared, *self._filters()),
                 **self._keep,
@@ -228,10 +239,16 @@ class JobRounds:
         recorder = self._recorder
         if recorder is None or recorder.manifest.complete:
             return
-        if released is not None and not _misfit(released, self._shapes):
+        if released is not None:
             with recorder.last_round() as wire:
-                _release(wire, released)
+                self._release(wire, released)
         recorder.close()
+
+    def _release(self, wire: Any, released: Named) -> None:
+        """Send the model that ends a job."""
+        step = max((m.step for m in wire.messages), default=-1) + 1
+        size = sum(a.nbytes for a in released.values())
+        self._message(wire, "model", SERVER, PUBLIC, Tensors(arrays=released, size=size), step, {})
 
 
 def _nothing(_path: Path) -> None: ...
@@ -240,13 +257,6 @@ def _nothing(_path: Path) -> None: ...
 def _same(a: Named, b: Named) -> bool:
     """Whether two sets of arrays are equal, by names and numbers."""
     return bool(a) and a.keys() == b.keys() and all(np.array_equal(a[n], b[n]) for n in a)
-
-
-def _release(wire: Any, released: Named) -> None:
-    """Send the model that ends a job."""
-    step = max((m.step for m in wire.messages), default=-1) + 1
-    size = sum(a.nbytes for a in released.values())
-    wire.send("model", SERVER, PUBLIC, released, step=step, size=size)
 
 
 def _stored(values: Any) -> Any:
