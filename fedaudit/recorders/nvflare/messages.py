@@ -28,7 +28,7 @@ LONGEST = 2000
 """Most characters of a text that are recorded."""
 MOST = 50
 """Most entries of a dictionary in the metadata that are recorded one by one."""
-_ABOUT = ("filter_history", "PROCESSED_ALGORITHM", "PROCESSED_KEYS")
+_ABOUT = ("filter_history", "PROCESSED_KEYS")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _told(meta: Mapping[str, Any]) -> tuple[Scalars, tuple[str, ...], int]:
     scalars: Scalars = {}
     arrays: dict[str, int] = {}
     for key, raw in meta.items():
-        if key in _ABOUT:
+        if key in _ABOUT or raw is None:
             continue
         parts = raw if isinstance(raw, dict) and 0 < len(raw) <= MOST else {"": raw}
         for name, value in parts.items():
