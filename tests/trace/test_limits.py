@@ -280,3 +280,16 @@ def test_numpy_and_safetensors_are_enough_to_record(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_bare_installation_says_what_the_command_line_needs():
+    blocked = BARE.partition("import numpy as np")[0] + "import runpy\nsys.argv = ['f', '--help']\n"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + "runpy.run_module('fedaudit', run_name='__main__')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "bare installation" in done.stderr
+    assert "Traceback" not in done.stderr
