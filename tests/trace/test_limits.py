@@ -250,7 +250,7 @@ class Block(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         if top not in allowed and top not in sys.stdlib_module_names:
-            raise ImportError(f"{name} is not installed here")
+            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
 sys.meta_path.insert(0, Block())
 import numpy as np
 from safetensors.numpy import load_file
