@@ -140,8 +140,9 @@ def _told(meta: Mapping[str, Any]) -> tuple[Scalars, tuple[str, ...], int]:
             continue
         parts = raw if isinstance(raw, dict) and 0 < len(raw) <= MOST else {"": raw}
         for name, value in parts.items():
-            size = sum(map(_bytes_of, value.values() if isinstance(value, dict) else (value,)))
-            if size and not isinstance(value, np.generic | bytes | bytearray):
+            inner = value.values() if isinstance(value, dict) else (value,)
+            size = sum(_bytes_of(v) for v in inner if not isinstance(v, np.generic | bytes))
+            if size:
                 arrays[str(key)] = arrays.get(str(key), 0) + size
             else:
                 scalars[f"{key}.{name}" if name != "" else str(key)] = _single(value)

@@ -33,6 +33,8 @@ class JobRounds:
         self._lock = threading.Lock()
         self._recorder: Recorder | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._first: Named = {}
+        self._moved = False  # whether another model than the first one was sent
         self._number: int | None = None
         self._sent: dict[str, Tensors] = {}
         self._answers: list[tuple[str, Tensors | None, str, bool]] = []
@@ -99,7 +101,10 @@ class JobRounds:
         if self._sent and (again or number != self._number):
             self._flush()
         self._number = number
-        self._sent[client] = self._kept(content)
+        self._sent[client] = kept = self._kept(content)
+        self._first = self._first or kept.arrays
+        new = kept.arrays is not self._first and not _same(kept.arrays, self._first)
+        self._moved = self._moved or (bool(kept.arrays) and new)
 
     def _take(self, number: int | None, client: str, content: Tensors | None, failed: str) -> None:
         late = number is not None and self._number is not None and number < self._number
@@ -247,8 +252,11 @@ class JobRounds:
     def _release(self, wire: Any, released: Named) -> None:
         """Send the model that ends a job."""
         step = max((m.step for m in wire.messages), default=-1) + 1
-        size = sum(a.nbytes for a in released.values())
-        self._message(wire, "model", SERVER, PUBLIC, Tensors(arrays=released, size=size), step, {})
+        found = Tensors(arrays=released, size=sum(a.nbytes for a in released.values()))
+        if self._moved and _same(released, self._first):
+            # Cyclic, and controllers of one's own: FLARE keeps what it loaded, not what they made
+            found = Tensors(lacks="FLARE holds the first model: the workflow names no other")
+        self._message(wire, "model", SERVER, PUBLIC, found, step, {})
 
 
 def _nothing(_path: Path) -> None: ...

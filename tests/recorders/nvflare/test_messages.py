@@ -60,6 +60,7 @@ def test_metadata_with_parts_is_taken_apart_or_named():
         "remarks": [[1], [2, 3]],
         "many": dict.fromkeys(range(99), 1.0),
         "client": np.str_("a"),
+        "props": {"last": {"accuracy": np.float32(0.5)}},
         "none": None,
     }
     found = tensors_of("WEIGHTS", {"w": np.ones(1)}, meta, STEPS)
@@ -70,6 +71,7 @@ def test_metadata_with_parts_is_taken_apart_or_named():
         "remarks": "list of 2",
         "many": "dict of 99",
         "client": "a",
+        "props.last": "dict of 1",
     }
     assert (found.beside, found.size) == ((), 8)
 

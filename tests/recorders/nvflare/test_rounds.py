@@ -214,3 +214,16 @@ def test_a_released_model_that_does_not_fit_is_named(rounds, tmp_path):
     assert last.notes[REFUSED] == "other tensors than the first model: v, w"
     (problem,) = [p for p in examine(trace).problems if p.party == PUBLIC]
     assert problem.what.endswith("other tensors than the first model: v, w")
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_first_model_is_not_taken_for_the_released_one(moved, rounds, tmp_path):
+    """A cyclic workflow passes models on and leaves the first one in FLARE's context."""
+    play(rounds, 0, 0.0, {"a": content(1.0)})
+    play(rounds, 1, float(moved), {"b": content(2.0)})
+    rounds.close({"w": np.zeros(2, np.float32)})
+    trace = Trace.open(tmp_path / "trace")
+    last = trace.messages(2)[-1]
+    assert bool(last.parts) != moved
+    assert ("the workflow names no other" in str(last.notes.get(REFUSED))) == moved
+    np.testing.assert_allclose(trace.seen_by(SERVER).updates(2).rows, 2.0 - moved)
