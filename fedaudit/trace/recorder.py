@@ -264,9 +264,11 @@ class RoundWriter:
 
         Does not copy the row: leave it unchanged until the round ends.
         """
+        number = -1
         with self._guarded() as on:
-            return self._store(layout, np.asarray(row)) if on else -1
-        return -1
+            if on:
+                number = self._store(layout, np.asarray(row))
+        return number
 
     put = put_once
 
@@ -308,21 +310,20 @@ class RoundWriter:
         precedes the last recorded message. `notes`: the recorder's remarks, which did not cross the
         wire (docs/trace-format.md).
         """
-        more = dict(notes or {})
+        more, at = dict(notes or {}), -1
         with self._guarded() as on:
-            if not on:
-                return -1
-            if payload is not None and (why := self._drops(kind, receiver, more)):
-                size, payload = size or self._size_of(payload), None
-                more[LEFT_OUT] = why
-            parts = self._put(payload, more)
-            if step is None:
-                last = self.messages[-1].step if self.messages else 0
-                step = max(last, self._arrived.get(sender, -1) + 1)
-            return self._append(
-                step, kind, sender, receiver, weight, parts, size, metadata or {}, more
-            )
-        return -1
+            if on:
+                if payload is not None and (why := self._drops(kind, receiver, more)):
+                    size, payload = size or self._size_of(payload), None
+                    more[LEFT_OUT] = why
+                parts = self._put(payload, more)
+                if step is None:
+                    last = self.messages[-1].step if self.messages else 0
+                    step = max(last, self._arrived.get(sender, -1) + 1)
+                at = self._append(
+                    step, kind, sender, receiver, weight, parts, size, metadata or {}, more
+                )
+        return at
 
     def _put(self, payload: Payload | None, notes: dict[str, Scalar]) -> dict[str, int]:
         """Layout -> row of a payload that is kept. Fractions for a layout of whole numbers (a mean
@@ -394,28 +395,29 @@ class RoundWriter:
                     got=str(len(column)),
                     remedy="give one per message",
                 )
+        first = -1
         with self._guarded() as on:
-            if not on:
-                return -1
-            everyone = PUBLIC if {*receivers} == {PUBLIC} else ""
-            first, hidden = len(self.messages), self._drops(kind, everyone, {})
-            size = _bytes_of(self._block(layout).full) if hidden else 0
-            more = {LEFT_OUT: hidden} if hidden else {}
-            numbers = [-1] * len(senders) if hidden else self._rows(layout, rows, len(senders))
-            for i, (s, r, number) in enumerate(zip(senders, receivers, numbers, strict=True)):
-                self._append(
-                    step,
-                    kind,
-                    s,
-                    r,
-                    1.0 if weights is None else weights[i],
-                    {} if hidden else {layout: number},
-                    size,
-                    metadata[i] if metadata else {},
-                    more,
-                )
-            return first
-        return -1
+            if on:
+                everyone = PUBLIC if {*receivers} == {PUBLIC} else ""
+                hidden = self._drops(kind, everyone, {})
+                size = _bytes_of(self._block(layout).full) if hidden else 0
+                more = {LEFT_OUT: hidden} if hidden else {}
+                count = len(senders)
+                numbers = [-1] * count if hidden else self._rows(layout, rows, count)
+                first = len(self.messages)
+                for i, (s, r, number) in enumerate(zip(senders, receivers, numbers, strict=True)):
+                    self._append(
+                        step,
+                        kind,
+                        s,
+                        r,
+                        1.0 if weights is None else weights[i],
+                        {} if hidden else {layout: number},
+                        size,
+                        metadata[i] if metadata else {},
+                        more,
+                    )
+        return first
 
     def _rows(self, layout: str, rows: Rows | int, count: int) -> list[int]:
         """Row numbers of `count` messages: of new rows, or of one that is stored."""

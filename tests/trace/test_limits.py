@@ -238,9 +238,13 @@ def test_torch_tensors_of_every_real_dtype_are_recorded(tmp_path):
     assert row["brain"].tolist() == [0.5, -3.140625]
     assert row["tiny"].tolist() == [0.5, 2.0]
     assert row["double"].tolist() == [0.1]
-    for odd in (torch.complex64, torch.complex128):
-        with pytest.raises(UsageError, match="cannot hold"):
-            as_numbers("w", torch.zeros(1, dtype=odd))
+    nothing = {"device": "meta"}  # a tensor without values
+    for odd in ({"dtype": torch.complex64}, {"dtype": torch.int4}, {"dtype": torch.uint1}, nothing):
+        with pytest.raises(UsageError, match="cannot hold") as refused:
+            as_numbers("w", torch.empty(1, **odd))
+        assert "leave it out" in str(refused.value)
+    assert as_numbers("w", torch.eye(2).to_sparse()).tolist() == [[1, 0], [0, 1]]
+    assert as_numbers("w", torch.tensor([1j]).conj().imag).tolist() == [-1.0]
 
 
 BARE = """

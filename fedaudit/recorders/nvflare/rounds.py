@@ -30,7 +30,7 @@ class JobRounds:
         self, path: Path, about: Mapping[str, Any], keep: Mapping[str, Any], log: Log
     ) -> None:
         self.path, self._about, self._keep, self._log = path, dict(about), dict(keep), log
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._recorder: Recorder | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._first: Named = {}
@@ -48,42 +48,47 @@ class JobRounds:
     def sent(self, number: int | None, client: str, content: Tensors) -> None:
         """Record a task with a model for a client. A new round number ends the round before."""
         with self._lock:
-            self._guarded(self._begin, number, client, content)
+            self.guarded(self._begin, number, client, content)
 
     def answered(
         self, number: int | None, client: str, content: Tensors | None, failed: str = ""
     ) -> None:
         """An answer arrived, or a failure (`failed`). Answers to earlier rounds are late."""
         with self._lock:
-            self._guarded(self._take, number, client, content, failed)
+            self.guarded(self._take, number, client, content, failed)
 
     def close(self, released: Named | None = None) -> None:
         """Write the last round, add the released model, and mark the trace complete."""
         with self._lock:
             written = self._recorder.rounds if self._recorder else 0
-            self._guarded(self._flush, released)
+            self.guarded(self._flush, released)
             again = None if self._recorder and self._recorder.rounds > written else released
-            self._guarded(self._end, again)
+            self.guarded(self._end, again)
 
     # -- a round ---------------------------------------------------------------------------------
 
-    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
+    def guarded(self, act: Callable[..., None], *args: Any) -> None:
         """Call `act`; stop recording if it fails."""
         if self.stopped:
             return
         try:
             act(*args)
         except FAULTS as error:
-            self.stopped = reason_of(error)
-        if self._recorder is not None:
+            self._stop(reason_of(error))
+        if self._recorder is not None and self._recorder.stopped:
+            self._stop(self._recorder.stopped)
+
+    def _stop(self, why: str) -> None:
+        with self._lock:
             if self.stopped:
-                self._recorder.stop(self.stopped)
-            self.stopped = self._recorder.stopped
-        if self.stopped:
+                return
+            self.stopped, rounds = why, 0
+            if self._recorder is not None:
+                self._recorder.stop(why)
+                rounds = self._recorder.rounds
             self._log(
-                f"fedaudit stopped recording to {self.path} after "
-                f"{0 if self._recorder is None else self._recorder.rounds} rounds, the job goes "
-                f"on: {self.stopped}"
+                f"fedaudit stopped recording to {self.path} after {rounds} rounds, the job goes "
+                f"on: {why}"
             )
 
     def _kept(self, content: Tensors) -> Tensors:

@@ -227,3 +227,20 @@ def test_a_first_model_is_not_taken_for_the_released_one(moved, rounds, tmp_path
     assert bool(last.parts) != moved
     assert ("the workflow names no other" in str(last.notes.get(REFUSED))) == moved
     np.testing.assert_allclose(trace.seen_by(SERVER).updates(2).rows, 2.0 - moved)
+
+
+def test_a_fault_while_a_message_is_read_stops_the_recording_once(rounds, tmp_path, log):
+    play(rounds, 0, 0.0, {"a": content(1.0)})
+    play(rounds, 1, 1.0, {"a": content(2.0)})
+
+    def reading():
+        raise RuntimeError("no such header")
+
+    rounds.guarded(reading)
+    rounds.guarded(reading)
+    rounds.answered(1, "a", content(2.0))
+    rounds.close()
+    assert len(log) == 1
+    trace = Trace.open(tmp_path / "trace")
+    assert (len(trace.rounds), trace.manifest.complete) == (1, False)
+    assert trace.manifest.federation["recording_stopped"] == "RuntimeError: no such header"
