@@ -502,6 +502,15 @@ def test_a_mod_keeps_failures(apps, tmp_path):
     assert "disk full" in trace.messages(2)[-1].notes["failed"]
 
 
+def test_a_mod_that_cannot_record_lets_its_node_train(apps, tmp_path, caplog):
+    plain = apps.run(strategies.FedAvg(), rounds=1)
+    (tmp_path / "file").write_text("no folder")
+    mods = [record_mod(tmp_path / "file")]
+    recorded = apps.run(strategies.FedAvg(), rounds=1, mods=mods)
+    same(arrays_of(plain), arrays_of(recorded))
+    assert sum("training goes on" in r.message for r in caplog.records) == 4
+
+
 def test_strategies_of_the_older_kind_are_pointed_to_their_recorder(tmp_path):
     from flwr.server.strategy import FedAvg
 
