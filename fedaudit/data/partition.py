@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fedaudit.arrays import Indices
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.prepare import unit_labels, units
-from fedaudit.errors import ConfigError, DataError, nearest
+from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
 from fedaudit.settings import Count, PositiveFinite, Share, Whole, checked, require
 
@@ -86,22 +86,12 @@ class Partition:
 def from_settings(kind: str, settings: Mapping[str, Any] | None = None) -> Kind:
     """The partition kind of that name with its settings; refuses unknown names."""
     if kind not in KINDS:
-        raise ConfigError(
-            f"there is no partition called {kind!r}",
-            expected="the name of a partition",
-            got=repr(kind),
-            remedy=nearest(kind, KINDS),
-        )
+        raise ConfigError.unknown(f"there is no partition called {kind!r}", kind, KINDS)
     given = dict(settings or {})
     known = [f.name for f in fields(KINDS[kind])]
     for name in given:
         if name not in known:
-            raise ConfigError(
-                f"partition {kind!r} has no setting {name!r}",
-                expected="a setting of this partition" if known else "no settings",
-                got=repr(name),
-                remedy=nearest(name, known) if known else f"remove {name!r}",
-            )
+            raise ConfigError.unknown(f"partition {kind!r} has no setting {name!r}", name, known)
     return KINDS[kind](**given)
 
 

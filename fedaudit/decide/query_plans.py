@@ -20,7 +20,7 @@ from annotated_types import Ge
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.query_plan import PlanAudit, align_clients, audit_plan
-from fedaudit.errors import DataError, NotApplicable, UsageError, nearest
+from fedaudit.errors import DataError, NotApplicable, UsageError
 from fedaudit.files import Unreadable, read_text
 from fedaudit.results import Estimate
 from fedaudit.settings import AtLeastTwo, Count, require
@@ -164,11 +164,11 @@ def _add_query(queries: Queries, add: Sequence[str], add_to: int | None) -> Addi
         if at is not None:
             row[at] = 1.0
         else:
-            raise UsageError(
+            raise UsageError.unknown(
                 f"{name!r} is not a client in this plan",
+                name,
+                queries.names,
                 expected="a client's name, or its number from 0",
-                got=repr(name),
-                remedy=nearest(name, queries.names),
             )
     return added_by(queries.rounds[number], row)
 
@@ -360,11 +360,8 @@ class Designs:
             if design.name == name:
                 return design
         check_name(name)
-        raise UsageError(
-            f"{name} does not fit these clients",
-            expected="a design in the table",
-            got=repr(name),
-            remedy=nearest(name, [d.name for d in self.designs]),
+        raise UsageError.unknown(
+            f"{name} does not fit these clients", name, [d.name for d in self.designs]
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -393,12 +390,7 @@ def design_names(swaps: Sequence[float] = SWAPS) -> tuple[str, ...]:
 def check_name(name: str) -> None:
     """Refuse an unknown design."""
     if name not in design_names():
-        raise UsageError(
-            f"there is no design {name!r}",
-            expected="a design in the table",
-            got=repr(name),
-            remedy=nearest(name, design_names()),
-        )
+        raise UsageError.unknown(f"there is no design {name!r}", name, design_names())
 
 
 def design(

@@ -12,7 +12,7 @@ from fedaudit.data import files, partition, prepare
 from fedaudit.data.files.suggest import OpenQuestion
 from fedaudit.data.shortage import shortage
 from fedaudit.data.text import WordVocabulary
-from fedaudit.errors import DataError, UsageError, nearest
+from fedaudit.errors import DataError, UsageError
 from fedaudit.files import write_atomically
 from fedaudit.frames import Row, Tabular
 from fedaudit.randomness import Seed
@@ -83,12 +83,7 @@ class WrittenConfig(Tabular):
     def _chosen(self, setting: str) -> ConfigChoice:
         chosen = {c.setting: c for c in self.choices if c.kind == "chosen"}
         if setting not in chosen:
-            raise UsageError(
-                f"init chose nothing called {setting!r}",
-                expected="a setting that init chose",
-                got=repr(setting),
-                remedy=nearest(setting, chosen),
-            )
+            raise UsageError.unknown(f"init chose nothing called {setting!r}", setting, chosen)
         return chosen[setting]
 
     @property

@@ -19,7 +19,7 @@ from fedaudit.decide.gate.measures import (
     VERDICT,
     check_metric,
 )
-from fedaudit.errors import ConfigError, UsageError, nearest
+from fedaudit.errors import ConfigError, UsageError
 from fedaudit.files import Unreadable, read_toml, write_atomically
 from fedaudit.settings import Fraction, check, checked, refuse_unknown
 from fedaudit.setup.toml import toml_value
@@ -128,11 +128,8 @@ class Policy:
         parts = [expanded(x.name, a) for x in self.limits if x.metric == VERDICT for a in AUDITS]
         for name in names:
             if name not in valid and name not in parts:
-                raise ConfigError(
-                    f"{where} names {name!r}, which is not a limit in {self.where}",
-                    expected="the name of a limit",
-                    got=repr(name),
-                    remedy=nearest(name, valid),
+                raise ConfigError.unknown(
+                    f"{where} names {name!r}, which is not a limit in {self.where}", name, valid
                 )
 
 
