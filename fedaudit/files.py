@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fedaudit.errors import ConfigError, FedauditError, IntegrityError, TraceError
+from fedaudit.rows import memory
 from fedaudit.shapes import Shape, misfit
 
 if sys.platform == "win32":
@@ -157,8 +158,6 @@ def most_bytes() -> int:
     """
     said = os.environ.get(MOST_BYTES)
     if said is None:
-        from fedaudit.rows import memory
-
         return max(memory() // 2, LARGEST)
     if not (said.isascii() and said.isdigit() and 0 < len(said) < 19):
         raise ConfigError(

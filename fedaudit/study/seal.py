@@ -25,6 +25,7 @@ from typing import Any, Literal, get_args
 from fedaudit import shapes
 from fedaudit.codec import to_json
 from fedaudit.errors import FedauditError, IntegrityError, TraceError
+from fedaudit.federation.resume import check_states
 from fedaudit.files import (
     Unreadable,
     is_lost,
@@ -355,8 +356,6 @@ def examine_contents(folder: Path) -> list[PartCheck]:
     if (known / "index.json").is_file():
         out += _tried("truth", lambda: Truth.open(known))
     if (folder / "checkpoint" / "checkpoint.json").is_file():
-        from fedaudit.federation.resume import check_states
-
         out += _tried("checkpoint", lambda: check_states(folder / "checkpoint"))
     return out
 
