@@ -104,6 +104,12 @@ def _refuse_other_methods(
             )
 
 
+def _about(name: str, guess: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that every merged result of an audit has."""
+    same = {key: guess[key] for key in ("question", "vantage", "settings", "source")}
+    return {"audit": name, "trace_sha256": raw["trace_sha256"], **same}
+
+
 def _merge_linkage(
     name: str,
     guess: Mapping[str, Any],
@@ -111,14 +117,7 @@ def _merge_linkage(
     raw: Mapping[str, Any],
     confidence: float,
 ) -> AuditResult:
-    shared: dict[str, Any] = {
-        "audit": name,
-        "question": guess["question"],
-        "vantage": guess["vantage"],
-        "settings": guess["settings"],
-        "source": guess["source"],
-        "trace_sha256": raw["trace_sha256"],
-    }
+    shared = _about(name, guess, raw)
     methods = guess["methods"]
     linked = [s for s in sites if s.audits[name][methods[0]]["links"]]
     if not linked:
@@ -178,12 +177,7 @@ def _merge_epsilon(
     confidence: float,
 ) -> AuditResult:
     return AuditResult(
-        audit=name,
-        question=guess["question"],
-        vantage=guess["vantage"],
-        settings=guess["settings"],
-        source=guess["source"],
-        trace_sha256=raw["trace_sha256"],
+        **_about(name, guess, raw),
         **merge_coins(guess, {s.name: s.audits[name]["guessed"] for s in sites}, confidence),
     )
 
@@ -200,14 +194,8 @@ def _merge_membership(
     from scipy.stats import norm
     from scipy.stats import t as student
 
-    shared: dict[str, Any] = {
-        "audit": name,
-        "question": guess["question"],
-        "vantage": guess["vantage"],
-        "settings": guess["settings"],
-        "source": f"{guess['source']}; the attack ({guess['statistic']}) is ours",
-        "trace_sha256": raw["trace_sha256"],
-    }
+    shared = _about(name, guess, raw)
+    shared["source"] += f"; the attack ({guess['statistic']}) is ours"
     counted = [(s.name, s.audits[name][guess["statistic"]]) for s in sites]
     counted = [(n, c) for n, c in counted if c["members"] and c["others"]]
     if not counted:

@@ -154,11 +154,8 @@ class Trace:
             )
         return self.manifest.layouts[name]
 
-    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
-        """One round as stored; `rehash` first compares the file with its hash.
-
-        Does not check that every row a message names exists.
-        """
+    def check_round(self, number: int) -> None:
+        """Raise for the number of a round that was not recorded."""
         if number not in self.rounds:
             raise UsageError(
                 f"the trace has no round {number}",
@@ -166,6 +163,13 @@ class Trace:
                 got=str(number),
                 remedy="ask for a recorded round",
             )
+
+    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
+        """One round as stored; `rehash` first compares the file with its hash.
+
+        Does not check that every row a message names exists.
+        """
+        self.check_round(number)
         entry = self.manifest.rounds[number - 1]
         file = self.path / entry.file
         # hash a file again if it changed since the trace was opened

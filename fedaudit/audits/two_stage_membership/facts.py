@@ -6,6 +6,7 @@ from fedaudit.audits.facts import (
     GREATER,
     NOISE,
     ONLY_SUMS,
+    ROC,
     UNKNOWN,
     Advice,
     AuditFacts,
@@ -176,12 +177,7 @@ FACTS = AuditFacts(
         ),
     ),
     drawings=(
-        CurveDrawing(
-            curve="ROC",
-            kind="roc",
-            axes=("false positives", "true positives"),
-            words="Both axes are logarithmic, few false alarms on the left.",
-        ),
+        ROC,
         CurveDrawing(
             curve="risk by round",
             kind="lines",
