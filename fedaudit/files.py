@@ -533,11 +533,20 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
         write_all(descriptor, raw)
 
 
-def unwritable(folder: Path, error: OSError) -> TraceError:
-    """The error for a folder that cannot be written."""
-    return TraceError(
-        f"cannot write to {folder}",
-        expected="a folder that can be written",
-        got=error.strerror or str(error),
-        remedy="choose another folder with `out`",
-    )
+FREE_SPACE = "free some space, or choose another output folder"
+
+
+@contextmanager
+def writing(
+    path: object,
+    error: type[FedauditError] = TraceError,
+    *,
+    expected: str = "a folder that can be written",
+    remedy: str = "choose another folder with `out`",
+) -> Iterator[None]:
+    """Raise `error` if the operating system refuses to write `path`."""
+    try:
+        yield
+    except OSError as refused:
+        got = refused.strerror or str(refused)
+        raise error(f"cannot write {path}", expected=expected, got=got, remedy=remedy) from None

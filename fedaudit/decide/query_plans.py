@@ -21,7 +21,7 @@ from annotated_types import Ge
 from fedaudit.arrays import Floats
 from fedaudit.audits.query_plan import PlanAudit, align_clients, audit_plan
 from fedaudit.errors import DataError, NotApplicable, UsageError
-from fedaudit.files import Unreadable, read_text
+from fedaudit.files import Unreadable, read_text, writing
 from fedaudit.results import Estimate
 from fedaudit.settings import AtLeastTwo, Count, require
 from fedaudit.stats import plan_design, query_plans
@@ -572,17 +572,12 @@ def client_names(clients: int) -> tuple[str, ...]:
 
 def write_table(path: str | os.PathLike[str], plan: npt.NDArray[np.uint8]) -> None:
     """Write a plan (T, G, K) as a CSV table; `check` reads it."""
-    try:
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(["round", "query", *client_names(plan.shape[-1])])
-            for t, rows in enumerate(plan, start=1):
-                for q, row in enumerate(rows):
-                    table.writerow([t, q, *row.tolist()])
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}",
-            expected="a file in an existing folder",
-            got=error.strerror or str(error),
-            remedy="choose another place",
-        ) from None
+    with (
+        writing(path, DataError, remedy="choose another place"),
+        Path(path).open("w", newline="", encoding="utf-8") as file,
+    ):
+        table = csv.writer(file)
+        table.writerow(["round", "query", *client_names(plan.shape[-1])])
+        for t, rows in enumerate(plan, start=1):
+            for q, row in enumerate(rows):
+                table.writerow([t, q, *row.tolist()])

@@ -14,7 +14,7 @@ import numpy as np
 from fedaudit import __version__
 from fedaudit.codec import to_json
 from fedaudit.errors import FormatError, TraceError, UsageError, count_of
-from fedaudit.files import unwritable, write_atomically
+from fedaudit.files import write_atomically, writing
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all, settled
 from fedaudit.results import AuditResult, Estimate, Need
@@ -263,14 +263,12 @@ def _report(
         "fedaudit": __version__,
         "again": "fedaudit merge GUESSES COUNTS...",
     }
-    try:
+    with writing(path):
         (path / "results").mkdir(parents=True, exist_ok=True)
         for result in results:
             write_atomically(path / "results" / f"{result.audit}.json", result.to_json())
         dumped = to_json([f.to_dict() for f in findings]) + "\n"
         write_atomically(path / "findings.json", dumped)
-    except OSError as error:
-        raise unwritable(path, error) from None
     (shown,) = write_study(
         path,
         [

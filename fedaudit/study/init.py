@@ -13,7 +13,7 @@ from fedaudit.data.files.suggest import OpenQuestion
 from fedaudit.data.shortage import shortage
 from fedaudit.data.text import WordVocabulary
 from fedaudit.errors import DataError, UsageError
-from fedaudit.files import write_atomically
+from fedaudit.files import write_atomically, writing
 from fedaudit.frames import Row, Tabular
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import DEFAULT, plain
@@ -157,15 +157,8 @@ def init(
 
 
 def _write(file: Path, text: str) -> None:
-    try:
+    with writing(file, UsageError):
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {file}",
-            expected="a folder that can be written",
-            got=error.strerror or str(error),
-            remedy="choose another with `out`",
-        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from fedaudit.decide.gate.measures import (
     check_metric,
 )
 from fedaudit.errors import ConfigError, UsageError
-from fedaudit.files import Unreadable, read_toml, write_atomically
+from fedaudit.files import Unreadable, read_toml, write_atomically, writing
 from fedaudit.settings import Fraction, check, checked, refuse_unknown
 from fedaudit.setup.toml import toml_value
 
@@ -485,12 +485,5 @@ def write_example(path: Path, force: bool = False, text: str = EXAMPLE) -> None:
             got="an existing file",
             remedy="choose another name, or overwrite it with `force=True`",
         )
-    try:
+    with writing(path, UsageError, remedy="choose another place"):
         write_atomically(path, text.replace("{file}", path.name))
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}",
-            expected="an existing, writable folder",
-            got=error.strerror or str(error),
-            remedy="choose another place",
-        ) from None
