@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import UsageError
@@ -79,8 +80,6 @@ _HOME = {
 
 def require() -> str:
     """The installed version of Flower, checked against `SUPPORTED`; also sets `QUIET`."""
-    from importlib.metadata import PackageNotFoundError, version
-
     for key, value in QUIET.items():
         os.environ.setdefault(key, value)
     low, high = SUPPORTED
