@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +14,8 @@ Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 """Updates or models, one flat vector per row: (n, d)."""
+AnyRows = npt.NDArray[Any]
+"""The same in any number type, as recorded."""
 
 
 def require_finite(
