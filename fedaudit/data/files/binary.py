@@ -1,4 +1,4 @@
-"""NumberedCells of Parquet and Excel files as text cells. Reading them needs the extra `tables`."""
+"""Rows of Parquet and Excel files as text cells. Reading them needs the extra `tables`."""
 
 from __future__ import annotations
 
