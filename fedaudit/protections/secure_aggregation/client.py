@@ -134,6 +134,7 @@ class Client:
         self._roster: wire.Roster | None = None
         self._holders: dict[int, wire.Record] = {}  # who holds shares of this client's secrets
         self._held: dict[int, bytes] = {}  # owner -> its two shares
+        self._sealing: ExchangeKey | None = None  # opens what its holders sealed, in step 3
         self._shared = self._uploaded = b""  # a bit per client of the roster
         self._view = self._signed = self._inbox = b""
 
@@ -292,13 +293,15 @@ class Client:
             shamir.split(int.from_bytes(secret), terms.quorum, points, self._random)
             for secret in (self._seed, self._mask_key)
         ]
-        out, channel = [], ExchangeKey(self._channel)
+        # between all pairs its holders are those who seal for it: half of the agreements are kept
+        out, channel = [], ExchangeKey(self._channel, keep=not drawn)
         for number, record in holders.items():
             pair = b"".join(part[number + 1].to_bytes(shamir.SHARE_BYTES) for part in parts)
             key = keys.seal_key(channel, record.channel, context, self.number, number)
             sealed = _aead(key).encrypt(NONCE, pair, context)
             out.append(wire.number_bytes(number) + keys.pair_digests(context, pair) + sealed)
         self._roster, self._holders = roster, holders
+        self._sealing = None if drawn else channel
         return wire.signed(self._identity, "shares", context, b"".join(out))
 
     def _check_roster(self, roster: wire.Roster) -> None:
@@ -438,7 +441,8 @@ class Client:
         say, are left out: revealing them would make this client look like a liar."""
         from cryptography.exceptions import InvalidTag
 
-        held, channel, context = {}, ExchangeKey(self._channel), roster.context
+        held, context = {}, roster.context
+        channel, self._sealing = self._sealing or ExchangeKey(self._channel), None
         for owner, entry in sealed.items():
             public = (self._holders.get(owner) or roster.record(owner)).channel
             key = keys.seal_key(channel, public, context, owner, self.number)
