@@ -240,7 +240,7 @@ class Client:
         self._done[step] = digest, answer
         return answer
 
-    def _begin(self, step: str, request: bytes, **consent: Any) -> None:
+    def _begin(self, step: str, request: bytes, **more: Any) -> None:
         """Write a step into the ledger before its answer exists."""
         digest = wire.fingerprint("request", request).hex()
         self.ledger.begin(
@@ -250,7 +250,7 @@ class Client:
                 request=digest,
                 training=self.training,
                 round=self.round_number,
-                **consent,
+                **more,
             )
         )
 
@@ -282,11 +282,13 @@ class Client:
     def _share(self, roster: wire.Roster, request: bytes) -> bytes:
         self._check_roster(roster)
         drawn = roster.terms.neighbours < len(roster) - 1
+        own = roster.record(self.number)
+        fresh = tuple(k.hex()[:32] for k in (own.mask, own.channel, own.commitment))
         if drawn:  # once: a server that repeats a roster with a forged record in it would get
-            self._begin("share", request)  # draws until one leaves that record out
+            self._begin("share", request, keys=fresh)  # draws until one leaves that record out
         holders = self._draw_holders(roster)
         if not drawn:
-            self._begin("share", request)
+            self._begin("share", request, keys=fresh)
         terms, context = roster.terms, roster.context
         points = [number + 1 for number in holders]
         parts = [
