@@ -4,8 +4,24 @@ import ast
 import re
 from pathlib import Path
 
+from fedaudit.protections.secure_aggregation import Neighbours
+from fedaudit.protections.secure_aggregation.graph import smallest_graph
+
 ROOT = Path(__file__).resolve().parents[2]
 PLAYED = ["protections/secure_aggregation", "examples", "recorders/flower"]
+
+
+def test_the_graphs_of_the_page_are_those_that_are_used():
+    page = (ROOT / "docs" / "secure-aggregation.md").read_text()
+    table = page.split("| n | k | t | a client opened")[1].split("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) == 3
+    for n, k, t, *stated in rows:
+        graph = smallest_graph(int(n.replace(",", "")), Neighbours())
+        assert (graph.neighbours, graph.quorum) == (int(k), int(t))
+        for words, found in zip(stated, (graph.opened, graph.isolated, graph.stuck), strict=True):
+            digits = len(words.partition(".")[2])
+            assert float(words.removeprefix("2^")) == round(found, digits)
 
 
 def test_every_action_of_an_adversary_is_played_by_a_test_that_exists():

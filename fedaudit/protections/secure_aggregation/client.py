@@ -338,9 +338,8 @@ class Client:
             graph = failures(n, terms.neighbours, terms.quorum, rules.graph)
             if graph.unprotected > -rules.graph.security:
                 raise _weak("graph", f"2^-{rules.graph.security} or less", graph)
-            # of a sparse sum's members more than half of the honest ones were surely there
-            if terms.threshold > (n - int(rules.graph.colluding * n)) // 2 + 1:
-                raise _weak("threshold", f"up to half of {n} clients", terms.threshold)
+            if terms.threshold > (most := graph.largest_threshold(rules.graph)):
+                raise _weak("threshold", f"up to {most} of {n} clients", terms.threshold)
 
     def _draw_holders(self, roster: wire.Roster) -> dict[int, wire.Record]:
         """This client and its neighbours, drawn uniformly; every record checked."""
