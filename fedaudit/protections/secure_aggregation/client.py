@@ -64,7 +64,12 @@ from fedaudit.protections.secure_aggregation.refusals import (
     malformed,
     too_few,
 )
-from fedaudit.protections.secure_aggregation.ring import RingVector, add_streams, ring_dtype
+from fedaudit.protections.secure_aggregation.ring import (
+    RingQuantiser,
+    RingVector,
+    add_streams,
+    ring_dtype,
+)
 from fedaudit.settings import AtLeastTwo, checked
 
 STEPS = ("advertise", "share", "upload", "confirm", "reveal")
@@ -192,10 +197,10 @@ class Client:
         request = given.head + given.context
         return self._once("share", request, lambda: self._share(given, request))
 
-    @property
-    def clients(self) -> int:
-        """Clients of the roster: the ring's scale, the same for all whose masks cancel."""
-        return len(self._shown())
+    def ring(self, bound: float) -> RingQuantiser:
+        """The roster's ring for numbers up to `bound`: the same for all whose masks cancel."""
+        roster = self._shown()
+        return RingQuantiser(bound, len(roster), roster.terms.bits)
 
     def before_training(self, inbox: bytes, about: str) -> bytes | None:
         """Check the request of step 3 before the vector is computed; once in a run.
