@@ -270,3 +270,25 @@ def test_a_client_that_signs_both_lists_helps_neither_beyond_its_own_shares(part
             with pytest.raises(SplitView):
                 run.clients[c].reveal(run.pack(copies))
     assert AGGREGATOR_NUMBER not in holders[0]
+
+
+def test_a_client_that_draws_its_friends_stops_one_run_and_is_named(parties):
+    """Nobody sees how a client drew. Its friends keep its shares for themselves: no sum, and the
+    next run is one without it."""
+    run = sparse(parties)
+    liar, count = run.clients[3], run.server.graph.neighbours
+    friends = [3, *range(COUNT - count, COUNT)]
+    given = wire.Roster(run.roster)
+    liar._draw_holders = lambda _: {n: given.record(n) for n in friends}
+    run.share().upload().confirm()
+    for c in range(COUNT):
+        entries = run.entries_of(run.clients[c].reveal(run.server.views(c)))
+        if c in friends:
+            entries.pop(3, None)
+        run.server.accept_reveal(c, run.sign(c, "reveal", run.pack(entries)))
+    with pytest.raises(WrongShares, match="client 3"):
+        run.open()
+    again, rest = parties(COUNT, seed=8, round=2, identities=run.identities), range(COUNT)
+    rest = [c for c in rest if c != 3]
+    again.keys(rest).share(rest).upload(rest).confirm(rest).reveal(rest)
+    assert np.array_equal(again.open(), again.total(rest))
