@@ -32,7 +32,6 @@ from fedaudit.protections.secure_aggregation import (
 from fedaudit.protections.secure_aggregation.client import NONCE, _aead
 from fedaudit.protections.secure_aggregation.identity import AGGREGATOR_NUMBER, ExchangeKey
 from fedaudit.protections.secure_aggregation.ledger import AnsweredQuery
-from fedaudit.protections.secure_aggregation.ring import add_streams
 
 OUTSIDE = Identity(b"o" * 32)
 """An identity that nobody knows."""
@@ -64,21 +63,7 @@ def split_lists(run, victim=0):
             got[c] = run.entries_of(run.clients[c].reveal(run.pack(others)))[victim][1:]
         shares.append(got)
     seed, mask_key = (restored(s) for s in shares)
-    return unmasked(run, victim, seed, mask_key)
-
-
-def unmasked(run, victim, seed, mask_key):
-    """A client's vector from its upload and both of its secrets."""
-    view, sent = run.server._view, run.clients[victim]._done["upload"][1]
-    vector = np.frombuffer(sent[: -wire.SIGNATURE_BYTES], "<u4").copy()
-    streams = [(keys.own_mask(seed, view, victim), -1)]
-    for other in run.server.sharing:
-        if other != victim:
-            public = run.server.roster.record(other).mask
-            key = keys.pair_mask(ExchangeKey(mask_key), public, view, victim, other)
-            streams.append((key, -1 if other > victim else 1))
-    add_streams(vector, streams)
-    return vector
+    return run.unmasked(victim, seed, mask_key)
 
 
 # -- a lying server ------------------------------------------------------------------------------
@@ -117,7 +102,7 @@ def with_colluders(run, colluders, victim=0):
             revealed = run.clients[c].reveal(others)
             got[c] = run.entries_of(revealed)[victim][1:]
         secrets.append(restored(dict(list(got.items())[: run.server.graph.quorum])))
-    return unmasked(run, victim, *secrets)
+    return run.unmasked(victim, *secrets)
 
 
 def test_a_third_may_collude_with_the_server_and_more_open_a_client(parties):

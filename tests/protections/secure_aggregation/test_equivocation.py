@@ -36,20 +36,6 @@ def sparse(parties, count=40, **more):
     return parties(count, graph=FEW, complete=False, rules=rules, **more)
 
 
-def without_masks(run, victim, seed, mask_key):
-    """A client's vector from its upload and both of its secrets, over all pairs."""
-    view, own = run.server._view, ExchangeKey(mask_key)
-    sent = run.clients[victim]._done["upload"][1]
-    vector = np.frombuffer(sent[: -wire.SIGNATURE_BYTES], "<u4").copy()
-    streams = [(keys.own_mask(seed, view, victim), -1)]
-    for other in set(run.server.sharing) - {victim}:
-        public = run.server.roster.record(other).mask
-        key = keys.pair_mask(own, public, view, victim, other)
-        streams.append((key, -1 if other > victim else 1))
-    add_streams(vector, streams)
-    return vector
-
-
 def looks_uniform(vector):
     counts = np.bincount(np.ascontiguousarray(vector).view(np.uint8), minlength=256)
     return stats.chisquare(counts).pvalue > 1e-4
@@ -72,8 +58,8 @@ def test_a_client_said_to_be_gone_stays_masked_though_its_vector_arrived(parties
     seed, mask_key = run.clients[0]._seed, run.clients[0]._mask_key
     assert np.array_equal(run.open(), run.total(rest))
     assert run.server._restored(0) == mask_key  # what the server now knows
-    assert looks_uniform(without_masks(run, 0, bytes(32), mask_key))
-    assert np.array_equal(without_masks(run, 0, seed, mask_key), run.vectors[0])  # the twin
+    assert looks_uniform(run.unmasked(0, bytes(32), mask_key))
+    assert np.array_equal(run.unmasked(0, seed, mask_key), run.vectors[0])  # the twin
 
 
 @pytest.mark.parametrize("complete", [True, False])
@@ -322,7 +308,7 @@ def test_keys_that_a_copied_machine_draws_again_are_refused(parties, kept):
     second = replayed(parties, ledgers[1], 2, identities=first.identities).reveal()
     assert np.array_equal(second.open(), second.total(range(7)))
     seed = second.server._restored(0)
-    assert np.array_equal(without_masks(second, 0, seed, mask_key), second.vectors[0])
+    assert np.array_equal(second.unmasked(0, seed, mask_key), second.vectors[0])
 
 
 def test_fresh_keys_in_every_run_are_not_refused(parties):

@@ -25,8 +25,7 @@ from fedaudit.protections.secure_aggregation import (
     shamir,
     wire,
 )
-from fedaudit.protections.secure_aggregation.identity import AGGREGATOR_NUMBER, ExchangeKey
-from fedaudit.protections.secure_aggregation.ring import add_streams
+from fedaudit.protections.secure_aggregation.identity import AGGREGATOR_NUMBER
 
 FEW = Neighbours(colluding=0.0, dropout=0.1, security=4, completion=2)
 COUNT = 40
@@ -118,22 +117,7 @@ def split_neighbourhood(run, victim):
         weights = shamir.weights_at_zero([h + 1 for h in some])
         total = sum(w * int.from_bytes(s) for w, s in zip(weights, some.values(), strict=True))
         secrets.append((total % shamir.PRIME).to_bytes(32))
-    return unmasked(run, victim, *secrets)
-
-
-def unmasked(run, victim, seed, mask_key):
-    """A client's vector from its upload and both of its secrets."""
-    view, own = run.server._view, ExchangeKey(mask_key)
-    vector = np.frombuffer(run.clients[victim]._done["upload"][1][: -wire.SIGNATURE_BYTES], "<u4")
-    holders = holders_of(run)
-    partners = (holders[victim] | {c for c in holders if victim in holders[c]}) - {victim}
-    streams = [(keys.own_mask(seed, view, victim), -1)]
-    for other in partners:
-        key = keys.pair_mask(own, run.server.roster.record(other).mask, view, victim, other)
-        streams.append((key, -1 if other > victim else 1))
-    opened = vector.copy()
-    add_streams(opened, streams)
-    return opened
+    return run.unmasked(victim, *secrets)
 
 
 def test_a_parted_neighbourhood_opens_nobody(parties):
