@@ -40,9 +40,8 @@ from fedaudit.protections.secure_aggregation import (
     RunPlan,
     Server,
 )
-from fedaudit.protections.secure_aggregation.graph import Graph
+from fedaudit.protections.secure_aggregation.graph import COMPLETE_UP_TO, Graph
 from fedaudit.protections.secure_aggregation.identity import AGGREGATOR_NUMBER, verify
-from fedaudit.protections.secure_aggregation.server import COMPLETE_UP_TO
 
 
 class Watch:
@@ -68,7 +67,7 @@ def whole_run(k: int, d: int, complete: bool) -> tuple[Watch, Graph]:
     directory = Directory({n: i.public for n, i in identities.items()})
     threshold = max(2, k // 3)  # a sparse graph keeps no more than half
     plan = RunPlan(round=1, length=d, threshold=threshold, complete=complete)
-    rules = ClientRules(threshold=threshold)
+    rules = ClientRules(threshold=threshold, all_pairs_up_to=0)
     server = Server(plan, identity=identities[AGGREGATOR_NUMBER], directory=directory)
     plan.graph_of(k)  # once per federation, not per run
     quantiser, total, watch = RingQuantiser(16.0, k), np.zeros(d), Watch()

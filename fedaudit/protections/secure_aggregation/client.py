@@ -33,6 +33,7 @@ import numpy as np
 
 from fedaudit.protections.secure_aggregation import keys, shamir, wire
 from fedaudit.protections.secure_aggregation.graph import (
+    COMPLETE_UP_TO,
     Neighbours,
     Quorum,
     avoidable,
@@ -70,7 +71,7 @@ from fedaudit.protections.secure_aggregation.ring import (
     add_streams,
     ring_dtype,
 )
-from fedaudit.settings import AtLeastTwo, checked
+from fedaudit.settings import AtLeastTwo, Whole, checked
 
 STEPS = ("advertise", "share", "upload", "confirm", "reveal")
 _KEPT = (
@@ -97,12 +98,14 @@ class ClientRules:
     graph: "two_thirds" (more than 2n/3: up to n/3 clients may collude with a lying server),
     "majority" (more than n/2: a lying server alone) or "threshold" (the threshold, whatever n is:
     the server must follow the protocol, since it can show two halves two lists and open a client).
-    `graph`: what a sparse graph must keep.
+    `graph`: what a sparse graph must keep; `all_pairs_up_to` so many clients none is accepted: it
+    counts on far fewer colluding ones, and the server chooses.
     """
 
     threshold: AtLeastTwo = 5
     quorum: Quorum = "two_thirds"
     graph: Neighbours = field(default_factory=Neighbours)
+    all_pairs_up_to: Whole = COMPLETE_UP_TO
 
 
 class Client:
@@ -341,6 +344,8 @@ class Client:
                 raise _weak("quorum", f"at least {least} of {n} shares", terms.quorum)
         else:
             graph = failures(n, terms.neighbours, terms.quorum, rules.graph)
+            if n <= rules.all_pairs_up_to:
+                raise _weak("graph", f"masks between all pairs of {n} clients", graph)
             if graph.unprotected > -rules.graph.security:
                 raise _weak("graph", f"2^-{rules.graph.security} or less", graph)
             if terms.threshold > (most := graph.largest_threshold(rules.graph)):

@@ -35,6 +35,8 @@ from fedaudit.errors import UsageError
 from fedaudit.settings import Count, ShareBelowOne, checked
 
 Quorum = Literal["two_thirds", "majority", "threshold"]
+COMPLETE_UP_TO = 100
+"""Clients up to which every pair shares a mask: a third of them may then collude."""
 _SLACK = 1e-9
 _EACH = 64  # sets up to this size are counted one by one
 QUORUMS: tuple[Quorum, ...] = ("two_thirds", "majority", "threshold")

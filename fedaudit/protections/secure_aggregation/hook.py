@@ -27,7 +27,7 @@ from fedaudit.protections.secure_aggregation.aggregator import (
     LedgerEntry,
     SecureAggregator,
 )
-from fedaudit.protections.secure_aggregation.graph import Graph, Neighbours, Quorum
+from fedaudit.protections.secure_aggregation.graph import COMPLETE_UP_TO, Graph, Neighbours, Quorum
 from fedaudit.protections.secure_aggregation.ledger import Budget, Cosine
 from fedaudit.protections.secure_aggregation.refusals import QueryRefused, TooFewLeft
 from fedaudit.protections.secure_aggregation.ring import RingQuantiser
@@ -36,7 +36,7 @@ from fedaudit.protections.secure_aggregation.scalars import (
     ScalarRelease,
     ScalarSettings,
 )
-from fedaudit.protections.secure_aggregation.server import COMPLETE_UP_TO, RunPlan
+from fedaudit.protections.secure_aggregation.server import RunPlan
 from fedaudit.randomness import Seed
 from fedaudit.settings import Count, PositiveFinite, Share, ShareBelowOne, Whole, checked
 from fedaudit.stats import query_plans

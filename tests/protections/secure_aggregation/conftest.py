@@ -12,6 +12,7 @@ from fedaudit.protections.secure_aggregation import (
     RunPlan,
     Server,
     keys,
+    shamir,
     wire,
 )
 from fedaudit.protections.secure_aggregation.identity import AGGREGATOR_NUMBER, ExchangeKey
@@ -112,6 +113,13 @@ class Parties:
     def entries_of(message, size=wire.REVEALED_BYTES):
         """What a signed message holds, by number."""
         return wire.by_number(message[: -wire.SIGNATURE_BYTES], size, "a message")
+
+    @staticmethod
+    def restored(shares):
+        """A secret from holder -> share."""
+        weights = shamir.weights_at_zero([h + 1 for h in shares])
+        total = sum(w * int.from_bytes(s) for w, s in zip(weights, shares.values(), strict=True))
+        return (total % shamir.PRIME).to_bytes(32)
 
     def unmasked(self, victim, seed, mask_key):
         """A client's vector from its upload and both of its secrets."""

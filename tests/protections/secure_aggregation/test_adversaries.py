@@ -26,7 +26,6 @@ from fedaudit.protections.secure_aggregation import (
     WeakTerms,
     WrongShares,
     keys,
-    shamir,
     wire,
 )
 from fedaudit.protections.secure_aggregation.client import NONCE, _aead
@@ -35,13 +34,6 @@ from fedaudit.protections.secure_aggregation.ledger import AnsweredQuery
 
 OUTSIDE = Identity(b"o" * 32)
 """An identity that nobody knows."""
-
-
-def restored(shares):
-    """A secret from holder -> share."""
-    weights = shamir.weights_at_zero([h + 1 for h in shares])
-    total = sum(w * int.from_bytes(s) for w, s in zip(weights, shares.values(), strict=True))
-    return (total % shamir.PRIME).to_bytes(32)
 
 
 def split_lists(run, victim=0):
@@ -62,7 +54,7 @@ def split_lists(run, victim=0):
             others = {h: v for h, v in views.items() if h != c}
             got[c] = run.entries_of(run.clients[c].reveal(run.pack(others)))[victim][1:]
         shares.append(got)
-    seed, mask_key = (restored(s) for s in shares)
+    seed, mask_key = (run.restored(s) for s in shares)
     return run.unmasked(victim, seed, mask_key)
 
 
@@ -101,7 +93,7 @@ def with_colluders(run, colluders, victim=0):
             others = run.pack({h: v for h, v in views.items() if h != c})
             revealed = run.clients[c].reveal(others)
             got[c] = run.entries_of(revealed)[victim][1:]
-        secrets.append(restored(dict(list(got.items())[: run.server.graph.quorum])))
+        secrets.append(run.restored(dict(list(got.items())[: run.server.graph.quorum])))
     return run.unmasked(victim, *secrets)
 
 
@@ -123,7 +115,9 @@ def test_less_than_two_thirds_is_refused_unless_it_is_asked_for_by_name(parties)
     with pytest.raises(WeakTerms, match="threshold"):
         run.share()
     few = Neighbours(security=1, completion=1)
-    run = parties(60, graph=few, complete=False, rules=ClientRules(threshold=2)).keys([*range(60)])
+    run = parties(
+        60, graph=few, complete=False, rules=ClientRules(threshold=2, all_pairs_up_to=0)
+    ).keys([*range(60)])
     assert not run.server.graph.complete
     with pytest.raises(WeakTerms, match="graph"):
         run.share([0])
@@ -513,7 +507,9 @@ def test_a_message_altered_on_its_way_is_refused_and_the_right_one_still_taken(p
 def test_an_inbox_that_lost_an_entry_is_refused(parties):
     """Without the entry a client leaves out a mask that its partner adds: a wrong sum."""
     few = Neighbours(colluding=0.0, dropout=0.1, security=4, completion=2)
-    run = parties(20, graph=few, complete=False, rules=ClientRules(threshold=2, graph=few))
+    run = parties(
+        20, graph=few, complete=False, rules=ClientRules(threshold=2, graph=few, all_pairs_up_to=0)
+    )
     run.keys().share()
     assert not run.server.graph.complete
     inbox = run.server.inbox(0)

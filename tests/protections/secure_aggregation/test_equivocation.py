@@ -32,7 +32,7 @@ FEW = Neighbours(colluding=0.0, dropout=0.1, security=4, completion=2)
 
 
 def sparse(parties, count=40, **more):
-    rules = ClientRules(threshold=2, graph=FEW)
+    rules = ClientRules(threshold=2, graph=FEW, all_pairs_up_to=0)
     return parties(count, graph=FEW, complete=False, rules=rules, **more)
 
 
