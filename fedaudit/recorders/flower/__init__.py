@@ -10,8 +10,7 @@ Then audit it with `fedaudit audit trace`. See docs/flower.md.
 from __future__ import annotations
 
 import os
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import UsageError
@@ -85,8 +84,8 @@ def require() -> str:
     low, high = SUPPORTED
     wanted = f"{low[0]}.{low[1]} or later, below {high[0]}.{high[1]}"
     try:
-        found = version("flwr")
-    except PackageNotFoundError:
+        found = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
         raise UsageError(
             "Flower is not installed",
             expected=f"flwr {wanted}",
