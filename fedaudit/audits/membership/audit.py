@@ -204,7 +204,7 @@ class Membership(Audit):
             underpowered=tuple(short),
             bounds=scores.ceilings(guess.noisy, truth, estimates),
             per_client=scores.per_client(guess.parties, head, asked, tested.clients),
-            curves=scores.curves(head, asked),
+            curves=scores.with_ceilings(scores.curves(head, asked), guess.noisy, truth),
             detectable=tested.detectable,
         )
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedaudit.arrays import Bools, Floats, Indices
-from fedaudit.audits.membership import theory
 from fedaudit.audits.membership.facts import ADJUSTED_P, ADVANTAGE, AREA, HEADLINE, RATE
 from fedaudit.audits.records.areas import membership_auc, true_positive_rates
-from fedaudit.audits.records.ceilings import ceiling_by, weakest_guarantees
+from fedaudit.audits.records.ceilings import ceiling_by, rate_ceilings
 from fedaudit.results import Bound, Estimate, Underpowered
 from fedaudit.stats import intervals, roc
 from fedaudit.trace import Truth
@@ -138,22 +137,30 @@ def ceilings(
 ) -> dict[str, Bound]:
     """Upper bounds from guarantees whose noise is added before this vantage sees anything."""
     out = {}
-    for name, weakest in weakest_guarantees(truth, noisy):
-        epsilon, delta = float(weakest["epsilon"]), float(weakest["delta"])
-        values = {
-            HEADLINE: theory.largest_auc(epsilon, delta),
-            ADVANTAGE: theory.largest_advantage(epsilon, delta),
-        } | {
-            f"{RATE} (at {100 * rate:g} %)": theory.largest_rate(epsilon, delta, rate)
-            for rate in RATES
+    for ceiling in rate_ceilings(truth, noisy):
+        values = {HEADLINE: ceiling.curve.area, ADVANTAGE: ceiling.curve.total_variation} | {
+            f"{RATE} (at {100 * rate:g} %)": ceiling.curve.most_true(rate) for rate in RATES
         }
         for of, value in values.items():
             if of in estimates:
-                out[f"ceiling of {name} on {of}"] = ceiling_by(
-                    weakest,
+                out[f"ceiling of {ceiling.name} on {of}"] = ceiling_by(
+                    ceiling,
                     value,
                     of=of,
-                    source="trade-off curve of (epsilon, delta)",
-                    assumes="the guarantee of the client with the largest epsilon",
+                    source="trade-off curve",
+                    assumes="the curves of all clients, the largest at each rate",
                 )
+    return out
+
+
+def with_ceilings(
+    curves: Mapping[str, Mapping[str, tuple[float, ...]]], noisy: Sequence[str], truth: Truth
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """The curves, with the largest possible true positives of each protection as further columns."""
+    out = {name: dict(columns) for name, columns in curves.items()}
+    for ceiling in rate_ceilings(truth, noisy):
+        for columns in out.values():
+            columns[f"ceiling of {ceiling.name}"] = tuple(
+                map(ceiling.curve.most_true, columns["false positives"])
+            )
     return out

@@ -119,22 +119,3 @@ def test_null_a_mean_of_other_records_tells_nothing():
         for t in fresh
     ]
     assert np.mean(aucs) == pytest.approx(0.5, abs=0.02)
-
-
-# -- ceilings --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.5, 1e-5), (3.0, 0.01), (9.0, 1e-5)])
-def test_ceilings_are_those_of_the_trade_off_curve(epsilon, delta):
-    rates = np.linspace(0.0, 1.0, 20_001)
-    curve = np.array([theory.largest_rate(epsilon, delta, f) for f in rates])
-    area = float(np.sum(0.5 * (curve[1:] + curve[:-1]) * np.diff(rates)))
-    assert theory.largest_auc(epsilon, delta) == pytest.approx(area, abs=1e-4)
-    assert theory.largest_advantage(epsilon, delta) == pytest.approx(
-        float((curve - rates).max()), abs=1e-4
-    )
-
-
-def test_no_guarantee_allows_everything():
-    assert theory.largest_auc(900.0, 0.0) == pytest.approx(1.0)
-    assert theory.largest_rate(900.0, 1e-5, 0.01) == 1.0
