@@ -32,9 +32,10 @@ from fedaudit.audits.reconstruction.facts import (
 from fedaudit.audits.reconstruction.layers import LinearEnds, linear_ends
 from fedaudit.audits.reconstruction.planting import Kind
 from fedaudit.audits.reconstruction.prior import Prior
-from fedaudit.audits.reconstruction.rows import EVERYBODY, SeenRows, seen_rows
+from fedaudit.audits.reconstruction.rows import SeenRows, seen_rows
 from fedaudit.audits.reconstruction.tokens import TokenGuesses
 from fedaudit.audits.records.ceilings import noisy_at_clients
+from fedaudit.audits.records.seen import EVERYBODY
 from fedaudit.errors import NotApplicable
 from fedaudit.randomness import Seed
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.reconstruction.layers import EmbeddingEnd, embedding_end
-from fedaudit.audits.reconstruction.rows import EVERYBODY, SeenRows
+from fedaudit.audits.reconstruction.rows import SeenRows
+from fedaudit.audits.records.seen import EVERYBODY
 from fedaudit.errors import NotApplicable
 from fedaudit.stats.bias_ratios import ROUNDING
 
