@@ -34,6 +34,7 @@ bench: $(VENV)/dev.stamp .venv-text/stamp  ## speed: every hot path against its 
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/shadows.py
+	$(BIN)/python benchmarks/membership.py
 	$(BIN)/python benchmarks/attribution.py
 	$(BIN)/python benchmarks/two_stage.py
 	$(BIN)/python benchmarks/games.py
@@ -62,6 +63,9 @@ reproduce-fingerprint: $(VENV)/dev.stamp  ## the tables and figures of one paper
 
 reproduce-two-stage: $(VENV)/dev.stamp
 	$(BIN)/python -m reproductions.two_stage.run
+
+reproduce-records: $(VENV)/dev.stamp
+	$(BIN)/python -m reproductions.records.run
 
 reproduce-topology: $(VENV)/dev.stamp
 	$(BIN)/python -m reproductions.topology.run

@@ -1,8 +1,8 @@
 """Shadow federations of the membership audit as one computation, against a plain loop.
 
-256 shadows of 20 clients, 10 rounds, MLP 64-128-10 on `digits`, batches of 16, one local epoch. Timed
-is everything between the records and the statistics: dealing records, training, recording what
-crosses the wire, and the scores of every candidate under every model that the server sees.
+256 shadows of 20 clients, 10 rounds, MLP 64-128-10 on `digits`, batches of 16, one local epoch.
+Timed is everything between the records and the statistics: dealing records, training, recording
+what crosses the wire, and the scores of every candidate under every model that the server sees.
 
     python benchmarks/membership.py [--shadows 256] [--repeats 4] [--cpu] [--json FILE]
 

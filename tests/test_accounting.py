@@ -301,7 +301,9 @@ def test_true_and_false_positives_of_a_curve_are_inverses():
 
 @pytest.mark.parametrize("rates", [(0.2, 0.05), (1.0, 1.0), (1.0, 0.2)])
 def test_the_weakest_of_several_curves_lies_above_all_of_them_and_their_mixtures(rates):
-    schedules = [Exposure(sampling_rate=q, steps=4, rounds=k) for q, k in zip(rates, (3, 9), strict=True)]
+    schedules = [
+        Exposure(sampling_rate=q, steps=4, rounds=k) for q, k in zip(rates, (3, 9), strict=True)
+    ]
     curves = [privacy_curve(e, 1.0) for e in schedules]
     bound = PrivacyCurve.weakest(curves)
     for f in (0.0, 1e-3, 0.01, 0.1, 0.5, 1.0):

@@ -52,7 +52,9 @@ def _columns(titles: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(t.partition("=")[0] for t in titles))
 
 
-def _halves(column: str, values: Mapping[str, Floats]) -> tuple[tuple[str, ...], dict[str, Indices]]:
+def _halves(
+    column: str, values: Mapping[str, Floats]
+) -> tuple[tuple[str, ...], dict[str, Indices]]:
     everyone = np.concatenate(list(values.values()))
     middle = float(np.median(everyone))
     if not (everyone > middle).any():  # more than half have the largest value

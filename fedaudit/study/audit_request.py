@@ -55,6 +55,7 @@ class AuditOptions:
     names: bool = False
     fresh: bool = False
     trust_code: bool = False
+    show_records: Place | None = None
     progress: Progress = no_progress
     explain: Explain = no_explain
 
@@ -292,6 +293,18 @@ def refuse_unused_marks(chosen: ChosenAudits) -> None:
         expected="the audit attribution",
         got=f"the audits to run: {', '.join(chosen.audits) or 'none'}",
         remedy='`audits=["attribution"]`, or leave `marks` out',
+    )
+
+
+def refuse_nothing_to_show(chosen: ChosenAudits) -> None:
+    """Refuse to show records where no audit rebuilds any."""
+    if any(hasattr(audit, "pairs") for audit in chosen.audits.values()):
+        return
+    raise UsageError(
+        "records are to be shown, and no audit rebuilds any",
+        expected="the audit reconstruction",
+        got=f"the audits to run: {', '.join(chosen.audits) or 'none'}",
+        remedy='`audits=["reconstruction"]`, or leave `show_records` out',
     )
 
 

@@ -19,7 +19,6 @@ from fedaudit.audits.membership import attack
 from fedaudit.audits.reconstruction import Prior, Reconstruction, images, matching, small_clients
 from fedaudit.audits.reconstruction.layers import linear_ends
 from fedaudit.audits.records.scoring import RecordBatch, Scorer
-from fedaudit.data import builtin, files
 from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.local.trainer import ClientData
@@ -129,7 +128,9 @@ def inversion(scale: Scale, *, trained: bool) -> dict[str, Any]:
     task = Classifier(net)
     start = task.initial()
     x, y = test[0][: scale.images], test[1][: scale.images]
-    rows = torch.stack([-gradient(task, start, a[None], b[None]) for a, b in zip(x, y, strict=True)])
+    rows = torch.stack(
+        [-gradient(task, start, a[None], b[None]) for a, b in zip(x, y, strict=True)]
+    )
     ends = [torch.from_numpy(((v - CIFAR_MEAN) / CIFAR_STD).astype(np.float32)) for v in (0.0, 1.0)]
     low, high = (e[:, None, None].expand(3, 32, 32) for e in ends)
     # a step of 0.1 and total variation in normalised coordinates, as published
@@ -143,7 +144,9 @@ def inversion(scale: Scale, *, trained: bool) -> dict[str, Any]:
         images.psnr(as_pixels(a[None, 0]), as_pixels(b[None]), 1.0)[0]
         for a, b in zip(found, x, strict=True)
     ]
-    mean = [images.psnr(as_pixels(torch.zeros(1, 3, 32, 32)), as_pixels(b[None]), 1.0)[0] for b in x]
+    mean = [
+        images.psnr(as_pixels(torch.zeros(1, 3, 32, 32)), as_pixels(b[None]), 1.0)[0] for b in x
+    ]
     return {
         "psnr": [round(float(v), 4) for v in values],
         "mean_colour": [round(float(v), 4) for v in mean],

@@ -1,1 +1,2 @@
-def write(results, file): pass
+def write(results, file):
+    pass

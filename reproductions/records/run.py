@@ -2,7 +2,7 @@
 
 python -m reproductions.records.run                      published tables; goes on where it stopped
 python -m reproductions.records.run --only inversion     some experiments
-python -m reproductions.records.run --peers DIR          beside breaching and sacroml, unpacked there
+python -m reproductions.records.run --peers DIR          beside breaching and sacroml in DIR
 python -m reproductions.records.run --render             the page alone, from the stored results
 """
 
@@ -35,8 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     out = pieces.place(given)
     scale = experiments.QUICK if given.quick else experiments.FULL
     file = (out or HERE) / "results.json"
-    results = pieces.load(file, {k: list(v) if isinstance(v, tuple) else v
-                                 for k, v in asdict(scale).items()})
+    results = pieces.load(
+        file, {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(scale).items()}
+    )
     store = pieces.Store(file, results, pieces.save)
     if not given.render and given.peers is None:
         asked = [p for p in experiments.pieces() if p.experiment in (given.only or EXPERIMENTS)]

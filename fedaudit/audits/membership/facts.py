@@ -79,8 +79,8 @@ FACTS = AuditFacts(
             curve="ROC",
             kind="roc",
             axes=("false positives", "true positives"),
-            words="Both axes are logarithmic, few false alarms on the left. Dashed: the most that a "
-            "protection's guarantee allows any attack.",
+            words="Both axes are logarithmic, few false alarms on the left. Dashed: the most that "
+            "a protection's guarantee allows any attack.",
         ),
         CurveDrawing(
             curve="most exposed records",

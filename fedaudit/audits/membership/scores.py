@@ -198,7 +198,7 @@ def ceilings(
 def with_ceilings(
     curves: Mapping[str, Mapping[str, tuple[float, ...]]], noisy: Sequence[str], truth: Truth
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """The curves, with the largest possible true positives of each protection as further columns."""
+    """The curves, with the ceiling of each protection as a further column."""
     out = {name: dict(columns) for name, columns in curves.items()}
     for ceiling in rate_ceilings(truth, noisy):
         for columns in out.values():

@@ -30,6 +30,7 @@ from fedaudit.audits.reconstruction.facts import (
     TOKENS,
 )
 from fedaudit.audits.reconstruction.layers import LinearEnds, linear_ends
+from fedaudit.audits.reconstruction.pairs import RecordPairs, closest_pairs
 from fedaudit.audits.reconstruction.planting import Kind
 from fedaudit.audits.reconstruction.prior import Prior
 from fedaudit.audits.reconstruction.rows import SeenRows, seen_rows
@@ -46,6 +47,9 @@ from fedaudit.trace import Truth, View
 
 if TYPE_CHECKING:
     from fedaudit.tasks.task import Task
+
+SHOWN = 48
+"""Records that a private page shows at most."""
 
 Way = Literal["unit", "separated", "matched", "planted"]
 """How a guess was found: one unit of the first layer, all of its units together, gradient matching,
@@ -384,7 +388,31 @@ class Reconstruction(Audit):
                 for i, p in enumerate(parties)
             },
             curves=_by_round(honest, parties, asked, usual, self.tolerance)
-            | _by_column(guess.prior, nearest, asked),
+            | _by_column(guess.prior, nearest, asked)
+            | _by_distance(hit, asked),
+        )
+
+    def pairs(
+        self, guess: Guesses | TokenGuesses, truth: Truth, rng: np.random.Generator
+    ) -> RecordPairs | None:
+        """Training records beside their nearest guesses; None for texts, whose words have no
+        picture. For a private page: `score` keeps no record."""
+        parties = [p for p in guess.parties if p in truth.records]
+        if isinstance(guess, TokenGuesses) or not parties:
+            return None
+        asked = scores.asked_of(
+            [truth.records[p] for p in parties], [truth.members[p] for p in parties]
+        )
+        usual = scores.usual_distance(asked.x, rng)
+        _, closest, nearest = _distances(guess, parties, asked, usual)
+        return closest_pairs(
+            nearest,
+            closest,
+            asked,
+            parties,
+            ranges=(guess.prior.low, guess.prior.high),
+            shape=guess.prior.shape,
+            most=SHOWN,
         )
 
     def _score_tokens(
@@ -544,6 +572,21 @@ def _by_column(
             "trained on": right(nearest, guessed & asked.member),
             "trained on by nobody": right(nearest, guessed & ~asked.member),
             "one constant": right(constant, asked.member),
+        }
+    }
+
+
+def _by_distance(hit: Floats, asked: scores.Asked) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Share of records to which a guess comes within each distance, members and others."""
+    if not np.isfinite(hit).any():
+        return {}
+    grid = np.linspace(0.0, 1.0, 41)
+    within = hit[:, None] <= grid
+    return {
+        "records by distance": {
+            "usual distances": tuple(grid.tolist()),
+            "trained on": tuple(within[asked.member].mean(axis=0).tolist()),
+            "trained on by nobody": tuple(within[~asked.member].mean(axis=0).tolist()),
         }
     }
 

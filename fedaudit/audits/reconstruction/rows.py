@@ -19,6 +19,7 @@ from fedaudit.audits.records.seen import (
 from fedaudit.errors import NotObservable
 from fedaudit.trace import ANONYMOUS, View
 
+
 @dataclass(frozen=True)
 class SeenRows:
     """What a view shows of one round: `rows` (K, d) in the model's order, and who sent each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+
 from fedaudit.accounting import Guarantee, PrivacyCurve
 from fedaudit.protections.declared import noise_of
 from fedaudit.results import Bound
@@ -46,9 +47,7 @@ def rate_ceilings(truth: Truth, noisy: Collection[str]) -> Iterator[RateCeiling]
         yield RateCeiling(name, curve, max(own, key=lambda g: g.epsilon))
 
 
-def ceiling_by(
-    ceiling: RateCeiling, value: float, *, of: str, source: str, assumes: str
-) -> Bound:
+def ceiling_by(ceiling: RateCeiling, value: float, *, of: str, source: str, assumes: str) -> Bound:
     """An upper bound that a ceiling gives."""
     weakest = ceiling.weakest
     return Bound(

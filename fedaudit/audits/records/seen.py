@@ -13,7 +13,6 @@ from fedaudit.trace import PUBLIC, View
 from fedaudit.trace.recorder import MODEL
 from fedaudit.trace.schema import UPLINKS
 
-
 EVERYBODY = ""
 """Sender of a row that may hold records of any client: shuffled, or a sum."""
 
