@@ -13,7 +13,7 @@ COVERAGE ?=
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: audit test check bench bench-long fuzz nightly calibrate reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower nightly-flower test-text nightly-text test-nvflare nightly-nvflare nightly-pfl docs env clean browser axe
+.PHONY: audit test check bench bench-long fuzz nightly calibrate reproduce reproduce-fingerprint reproduce-two-stage reproduce-records reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower nightly-flower test-text nightly-text test-nvflare nightly-nvflare nightly-pfl docs env clean browser axe
 
 audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)

@@ -22,6 +22,7 @@ from fedaudit.audits.reconstruction.facts import (
     DISHONEST,
     EXACT,
     FACTS,
+    PLACED,
     PSNR,
     REBUILT,
     RIGHT,
@@ -214,9 +215,13 @@ class Reconstruction(Audit):
             "trace_sha256": view.trace_sha256,
         }
         if table is not None:
-            used, sender, rounds = tokens.guessed_tokens(seen, task, table, tuple(prior.sizes))
+            length = int(prior.shape[0]) - (not table.last_is_read)
+            used, placed, sender, rounds = tokens.guessed_tokens(
+                seen, task, table, tuple(prior.sizes), length
+            )
             return TokenGuesses(
                 used=np.stack(used),
+                placed=np.stack(placed),
                 sender=tuple(sender),
                 round=np.array(rounds, dtype=np.int64),
                 sizes=dict(prior.sizes),
@@ -429,7 +434,8 @@ class Reconstruction(Audit):
         readings: dict[str, Bools | Floats] = {ALL_TOKENS: whole, TOKENS: share}
         estimates = {ALL_TOKENS: scores.share_of(whole, asked, self.confidence)}
         run = tokens.longest_run(guess, parties, x, asked.owner)
-        for name, values in ((TOKENS, share), (RUN, run)):
+        placed = tokens.placed_share(guess, parties, x, asked.owner)
+        for name, values in ((TOKENS, share), (RUN, run), (PLACED, placed)):
             mean = scores.mean_of(values, asked, self.confidence, rng, share=True)
             if isinstance(mean, Estimate):
                 estimates[name] = mean

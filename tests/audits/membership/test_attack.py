@@ -77,6 +77,23 @@ def test_naive_rmia_compares_with_one_population_record_after_the_other():
     assert offline[0] == pytest.approx(np.mean(beaten))
 
 
+@pytest.mark.parametrize("offline_a", [None, 0.3, 1.0])
+def test_rmia_is_the_formula_of_privacy_meter(offline_a):
+    """`(outer(p_x / mean_x, mean_z / p_z) > gamma).mean(1)` with gamma 1; offline the mean of x is
+    that of models without it, (1 + a) / 2 mean + (1 - a) / 2. Every second shadow trained on z."""
+    rng = np.random.default_rng(2)
+    x, shadows_x = rng.random(30), rng.random((8, 30))
+    z, shadows_z = rng.random(400), rng.random((8, 400))
+    mean_x, mean_z = shadows_x.mean(axis=0), shadows_z.mean(axis=0)
+    if offline_a is not None:
+        mean_x = (1 + offline_a) / 2 * mean_x + (1 - offline_a) / 2
+    theirs = (np.outer(x / mean_x, 1 / (z / mean_z)) > 1.0).mean(axis=1)
+    ours = attack.rmia(
+        np.log(x), np.log(shadows_x), np.log(z), np.log(shadows_z), offline_a=offline_a
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
 def test_rounds_without_evidence_do_not_count():
     evidence = np.array([[[1.0, np.nan]], [[2.0, np.nan]], [[np.nan, np.nan]]])
     np.testing.assert_array_equal(attack.summed(evidence), [[3.0, np.nan]])
