@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,11 @@ def row(*cells: str) -> str:
 
 def head(*cells: str) -> list[str]:
     return [row(*cells), row(*["---"] * len(cells))]
+
+
+def prose(*lines: str) -> str:
+    """One paragraph."""
+    return textwrap.fill(" ".join(lines), width=100, break_on_hyphens=False)
 
 
 def mean(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
@@ -80,10 +86,12 @@ def inverted(found: Results) -> str:
         [
             "## Images: [Geiping] Table 1, LeNet (Zhu)",
             "",
-            "CIFAR-10, the first test images, each from the gradient of itself alone; cosine and",
-            "total variation 0.01, signed Adam with steps of 0.1 in normalised colours, 4,800 steps,",
-            "one start, as published. PSNR in dB, mean ± standard deviation over images, for the",
-            "paper's 100 first images and for fewer of them here.",
+            prose(
+                "CIFAR-10, the first test images, each from the gradient of itself alone; cosine",
+                "and total variation 0.01, signed Adam with steps of 0.1 in normalised colours,",
+                "4,800 steps, one start, as published. PSNR in dB, mean ± standard deviation over",
+                "images, for the paper's 100 first images and for fewer of them here.",
+            ),
             "",
             *head(
                 "network", "published", "measured", "interval", "mean colour alone", "cosine", "n"
@@ -105,11 +113,14 @@ def tables(found: Results) -> str:
         [
             "## Tables: TabLeak (Vero et al., ICML 2023), Table 1, Adult, eight records",
             "",
-            "One gradient of eight records of Adult in a network of two hidden layers of 100 units.",
-            "A number counts as right within 0.319 standard deviations, a category if its column is",
-            "the largest; records are matched one to one. The published attack searches by gradient",
-            "matching with 30 starts and is given the labels; here the zeros of ReLU units separate",
-            "the records, and matching is tried only where they do not.",
+            prose(
+                "One gradient of eight records of Adult in a network of two hidden layers of 100",
+                "units. A number counts as right within 0.319 standard deviations, a category if",
+                "its column is the largest; records are matched one to one. The published attack",
+                "searches by gradient matching with 30 starts and is given the labels; here the",
+                "zeros of ReLU units separate the records, and matching is tried only where they",
+                "do not.",
+            ),
             "",
             *head("", "published", "measured", "n"),
             row(
@@ -146,21 +157,26 @@ def membership(found: Results, folder: Path) -> str:
         rows.append(
             row(name, "" if name == "loss" else shadows, *cells, mean(measured["auc"], digits=3))
         )
+    sure = [100 * one["accuracy"][k] for k in ("trained on", "others")]
+    targets = len(next(iter(one["rates"].values()))["auc"])
     told = PUBLISHED["shadows/online"], PUBLISHED["shadows/loss"]
     draw(one["curve"], folder / "records-lira.svg")
     return "\n".join(
         [
             "## Membership: [LiRA] Table I and the number of shadow models",
             "",
-            f"Fashion-MNIST, 3,000 records, an MLP 784-128-10 trained on half of them for 30 epochs",
-            f"({100 * one['accuracy']['trained on']:.0f} % right on its own records,",
-            f"{100 * one['accuracy']['others']:.0f} % on others); {len(next(iter(one['rates'].values()))['auc'])}"
-            " targets, each with the other models as shadows.",
-            "The published figures are of wide residual networks on CIFAR-10 with 256 shadows, so",
-            "only the shape can agree: at few false positives the ratio finds many times what the",
-            f"loss finds (published {told[0]['0.001']} against {told[1]['0.001']} at 0.1 %; balanced",
-            f"accuracy {told[0]['balanced']} against {told[1]['balanced']}), online more than offline,",
-            "and more shadows find more.",
+            prose(
+                "Fashion-MNIST, 3,000 records, an MLP 784-128-10 trained on half of them for 30",
+                "epochs (it gives more than half of the probability to the right class of",
+                f"{sure[0]:.0f} % of its own records and {sure[1]:.0f} % of the others); {targets}",
+                "targets, each",
+                "with the other models as shadows. The published figures are of wide residual",
+                "networks on CIFAR-10 with 256 shadows, so only the shape can agree: at few false",
+                "positives the ratio finds many times what the loss finds (published",
+                f"{told[0]['0.001']} against {told[1]['0.001']} at 0.1 %; balanced accuracy",
+                f"{told[0]['balanced']} against {told[1]['balanced']}), online more than offline,",
+                "and more shadows find more.",
+            ),
             "",
             "![true positives over false positives](records-lira.svg)",
             "",
@@ -222,23 +238,30 @@ def beside(found: Results) -> str:
         told = [
             "## Beside sacroml 2.0",
             "",
-            f"Equal log-odds of 20,000 records and 80 shadows in: the likelihood ratios differ by at",
-            f"most {scores['lira']:.1g}, the AUC by {scores['auc']:.1g}, true-positive rates at 0.1, 1",
-            f"and 5 % by at most {max(scores['rates'].values()):.1g}. (Its `nanstd` divides by n, ours by",
-            "n - 1; the comparison gives both the same spread.) The package called privacy-guard 0.1 on",
-            "the index masks fields of records; it has no membership attack to compare with.",
+            prose(
+                "Equal log-odds of 20,000 records and 80 shadows in: the likelihood ratios differ",
+                f"by at most {scores['lira']:.1g}, the AUC by {scores['auc']:.1g}, true-positive",
+                f"rates at 0.1, 1 and 5 % by at most {max(scores['rates'].values()):.1g}. (Its",
+                "`nanstd` divides by n, ours by n - 1; the comparison gives both the same spread.)",
+                "The package privacy-guard 0.1.0 masks fields of records; it has no membership",
+                "attack to compare with.",
+            ),
             "",
         ]
     return "\n".join(
         [
             "## Beside breaching 0.1.2",
             "",
-            "Equal models and gradients of 20 clients; one record each, four for the MLPs. breaching",
-            "is given the true labels, and searches as many steps (800) as the audit's default takes",
-            "from two starts; *own budget* is its preset's 24,000 steps, on two clients. *light*: with",
-            "the audit's weight of total variation. Its total variation is written for three channels",
-            "and was given one. Records are matched one to one. Processor milliseconds per record in",
-            "one run, on a machine that did other work: only ratios count.",
+            prose(
+                "Equal models and gradients of 20 clients; one record each, four for the MLPs.",
+                "breaching is given the true labels, and searches as many steps (800) as the",
+                "audit's default takes from two starts; *own budget* is its preset's 24,000 steps,",
+                "on two clients. *light*: with the audit's weight of total variation. Its total",
+                "variation is written for three channels and was given one. Records are matched",
+                "one to one.",
+                "Processor milliseconds per record in one run, on a machine that did other work:",
+                "only ratios count.",
+            ),
             "",
             *head("case", "attack", "quality", "unit", "ms per record", "time", "n"),
             *rows,

@@ -77,7 +77,7 @@ def test_naive_rmia_compares_with_one_population_record_after_the_other():
     assert offline[0] == pytest.approx(np.mean(beaten))
 
 
-@pytest.mark.parametrize("offline_a", [None, 0.3, 1.0])
+@pytest.mark.parametrize("offline_a", [None, 0.3, 0.9])
 def test_rmia_is_the_formula_of_privacy_meter(offline_a):
     """`(outer(p_x / mean_x, mean_z / p_z) > gamma).mean(1)` with gamma 1; offline the mean of x is
     that of models without it, (1 + a) / 2 mean + (1 - a) / 2. Every second shadow trained on z."""
