@@ -159,7 +159,7 @@ class ChosenAudits:
 
     @property
     def ask_about_records(self) -> bool:
-        return any(_asks(audit) for audit in self.audits.values())
+        return any(asks_about_records(audit) for audit in self.audits.values())
 
 
 def choose_audits(
@@ -265,9 +265,9 @@ def _protection(given: str | Hook) -> Hook:
     )
 
 
-def _asks(audit: Any) -> bool:
-    """Whether an audit asks about records."""
-    return bool({"records", "games"}.intersection(audit.needs))
+def asks_about_records(audit: Any) -> bool:
+    """Whether an audit asks about records, which may be given with a recording."""
+    return bool({"records", "games", "prior"}.intersection(audit.needs))
 
 
 def refuse_unused_records(chosen: ChosenAudits, configured: bool) -> None:
@@ -275,7 +275,7 @@ def refuse_unused_records(chosen: ChosenAudits, configured: bool) -> None:
     if chosen.ask_about_records:
         return
     which = "of the run's config" if configured and not chosen.asked else "to run"
-    asking = [n for n in AUDITS if _asks(find(AUDITS, "audit", n))]
+    asking = [n for n in AUDITS if asks_about_records(find(AUDITS, "audit", n))]
     raise UsageError(
         "records were given, and no audit asks about any",
         expected=f"one of the audits that do: {', '.join(asking)}",

@@ -40,6 +40,7 @@ from fedaudit.setup.identity import FRESH, code_identity, code_sha256, contents_
 from fedaudit.setup.prepare import Prepared
 from fedaudit.study import promised
 from fedaudit.study.audit_request import (
+    asks_about_records,
     AUDIT_SEED,
     AuditChoice,
     AuditOptions,
@@ -110,7 +111,7 @@ def audit_trace(
     for done, (name, audit) in enumerate(audits.items()):
         how.progress("audit", done, len(audits), name)
         asked = _asked(audit, how.seed, truth, None if how.keep is None else how.keep.parent)
-        if {"records", "games"}.intersection(audit.needs):
+        if asks_about_records(audit):
             asked["records"] = {**how.given(), **_source("score", getattr(audit, "score_by", None))}
         if "marks" in audit.needs and how.marks is not None:
             asked["marks"] = how.given()
@@ -490,7 +491,7 @@ def _trace_options(
             settings=options.columns,
             # a score of one's own takes whatever the module gives
             logits=any(
-                {"records", "games"}.intersection(a.needs) and not getattr(a, "score_by", None)
+                asks_about_records(a) and not getattr(a, "score_by", None)
                 for a in chosen.audits.values()
             ),
         )
