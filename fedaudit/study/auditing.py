@@ -40,7 +40,6 @@ from fedaudit.setup.identity import FRESH, code_identity, code_sha256, contents_
 from fedaudit.setup.prepare import Prepared
 from fedaudit.study import promised
 from fedaudit.study.audit_request import (
-    asks_about_records,
     AUDIT_SEED,
     AuditChoice,
     AuditOptions,
@@ -48,6 +47,7 @@ from fedaudit.study.audit_request import (
     ChosenAudits,
     Place,
     as_command,
+    asks_about_records,
     choose_audits,
     choose_protections,
     refuse_nothing_to_show,
