@@ -102,10 +102,10 @@ def cifar() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Normalised training and test images (n, 3, 32, 32) with labels."""
     data = builtin_or_fetched("cifar10")
 
-    def normalised(x: Floats) -> Tensor:
-        x = np.asarray(x, dtype=np.float32).reshape(len(x), 3, 32, 32)
-        x = x / 255.0 if x.max() > 2.0 else x
-        return torch.from_numpy((x - CIFAR_MEAN[:, None, None]) / CIFAR_STD[:, None, None])
+    def normalised(x: Any) -> Tensor:
+        pixels = np.asarray(x, dtype=np.float32).reshape(len(x), 3, 32, 32)
+        pixels = pixels / 255.0 if pixels.max() > 2.0 else pixels
+        return torch.from_numpy((pixels - CIFAR_MEAN[:, None, None]) / CIFAR_STD[:, None, None])
 
     train, test = data
     return (
@@ -164,9 +164,10 @@ def fit(net: nn.Module, x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor) ->
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(8):
-        for rows in torch.randperm(10_000, generator=generator).split(100):
+        for rows in torch.split(torch.randperm(10_000, generator=generator), 100):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+            loss: Any = nn.functional.cross_entropy(net(x[rows]), y[rows])
+            loss.backward()
             optimizer.step()
     with torch.no_grad():
         return float((net(x_test[:2000]).argmax(1) == y_test[:2000]).float().mean())
@@ -343,7 +344,7 @@ def statistic(
 
 def rates(statistics: list[Floats], inside: Bools) -> dict[str, list[float]]:
     """AUC, balanced accuracy and rates at low false positives, one number per target."""
-    out: dict[str, list[float]] = {"auc": [], "balanced": []} | {f"{f:g}": [] for f in LOW}
+    out: dict[str, list[float]] = {k: [] for k in ("auc", "balanced", *map("{:g}".format, LOW))}
     for values, member in zip(statistics, inside, strict=True):
         usable = np.isfinite(values)
         found = roc.curve(values[usable], member[usable])

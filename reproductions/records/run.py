@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
         quick="two images and nine models, into a temporary folder",
         only=pieces.some_of(EXPERIMENTS),
         peers={"type": Path, "help": "folder with the unpacked packages"},
+        most={"type": int, "help": "with --peers: stop after so many comparisons"},
     )
     given = options.parse_args(arguments)
     out = pieces.place(given)
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         ready = [p for p in todo if NEEDS[p.experiment] not in missing]
         store.one_by_one(ready, partial(experiments.measure, scale=scale))
     if given.peers is not None:
-        found = peers.pieces(given.peers, quick=given.quick)
+        found = peers.pieces(given.peers, quick=given.quick)[: given.most]
         store.one_by_one(pieces.lacking(found, results), partial(peers.measure, home=given.peers))
     write(results, (out or PAGE) / "records.md")
     return 0
