@@ -25,7 +25,7 @@ from fedaudit.errors import (
     TraceError,
     UsageError,
 )
-from fedaudit.files import Unreadable, read_object, unwritable, write_atomically
+from fedaudit.files import Unreadable, read_object, write_atomically, writing
 from fedaudit.hooks import Hook
 from fedaudit.knowledge import KnowledgeBuilder, Records, of_config, of_files, of_run
 from fedaudit.knowledge.owner_marks import OwnerMarks, model_for_marks
@@ -184,11 +184,9 @@ def _source(what: str, where: str | None) -> dict[str, str]:
 
 def _store(file: Path, asked: Mapping[str, Any], result: AuditResult) -> None:
     stamped = {"asked": asked, "result": json.loads(result.to_json())}
-    try:
+    with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, to_json(stamped) + "\n")
-    except OSError as error:
-        raise unwritable(file.parent, error) from None
 
 
 def _kept(
@@ -301,10 +299,8 @@ def _show(file: Path, audit: Any, guess: Any, truth: Truth | None, rng: Any) -> 
             got="texts, or no truth",
             remedy="leave --show-records out",
         )
-    try:
+    with writing(file):
         write_shown_records(file, pairs, "Records and what was rebuilt of them")
-    except OSError as error:
-        raise unwritable(file, error) from None
 
 
 def audit_run(

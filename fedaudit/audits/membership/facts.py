@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedaudit.audits.facts import (
     GREATER,
     LESS,
     NOISE,
     ONLY_SUMS,
+    ROC,
     Advice,
     AuditFacts,
     Column,
@@ -75,12 +78,9 @@ FACTS = AuditFacts(
         Column(ADJUSTED_P, words="p-value against chance, adjusted for all attacks and clients"),
     ),
     drawings=(
-        CurveDrawing(
-            curve="ROC",
-            kind="roc",
-            axes=("false positives", "true positives"),
-            words="Both axes are logarithmic, few false alarms on the left. Dashed: the most that "
-            "a protection's guarantee allows any attack.",
+        replace(
+            ROC,
+            words=f"{ROC.words} Dashed: the most that a protection's guarantee allows any attack.",
         ),
         CurveDrawing(
             curve="most exposed records",
