@@ -40,7 +40,7 @@ class Scale:
     """`images` of CIFAR-10 and `steps` of the search; `batches` of Adult; LiRA's `records`,
     `models`, `epochs` and width of the hidden layer; numbers of `shadows`."""
 
-    images: int = 20
+    images: int = 8
     steps: int = 4800
     batches: int = 50
     records: int = 3000
