@@ -13,7 +13,7 @@ COVERAGE ?=
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: audit test check bench bench-long fuzz nightly calibrate reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower nightly-flower test-text nightly-text test-nvflare nightly-nvflare nightly-pfl docs env clean browser axe
+.PHONY: audit test check bench bench-long fuzz nightly calibrate reproduce reproduce-fingerprint reproduce-two-stage reproduce-records reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower nightly-flower test-text nightly-text test-nvflare nightly-nvflare nightly-pfl docs env clean browser axe
 
 audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)
@@ -34,6 +34,7 @@ bench: $(VENV)/dev.stamp .venv-text/stamp  ## speed: every hot path against its 
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/shadows.py
+	$(BIN)/python benchmarks/membership.py
 	$(BIN)/python benchmarks/attribution.py
 	$(BIN)/python benchmarks/two_stage.py
 	$(BIN)/python benchmarks/games.py
@@ -62,6 +63,9 @@ reproduce-fingerprint: $(VENV)/dev.stamp  ## the tables and figures of one paper
 
 reproduce-two-stage: $(VENV)/dev.stamp
 	$(BIN)/python -m reproductions.two_stage.run
+
+reproduce-records: $(VENV)/dev.stamp
+	$(BIN)/python -m reproductions.records.run
 
 reproduce-topology: $(VENV)/dev.stamp
 	$(BIN)/python -m reproductions.topology.run
