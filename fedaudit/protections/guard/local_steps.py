@@ -139,6 +139,13 @@ def is_readable(layer: Module) -> TypeGuard[Linear | Conv2d]:
     )
 
 
+def has_units(layer: Module) -> TypeGuard[Linear | Conv2d]:
+    """Whether outputs of a layer are those of units: a linear layer, or any convolution."""
+    from torch import nn
+
+    return isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+
+
 def watched(
     module: Module, layers: Mapping[str, Module], x: Tensor
 ) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], Any]:
@@ -171,9 +178,11 @@ def by_position(layer: Module, tensor: Tensor, n: int, *, inputs: bool) -> Tenso
 
     if len(tensor) != n:
         return None
-    if isinstance(layer, nn.Conv2d):
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         if inputs:
-            assert not isinstance(layer.padding, str)  # `readable` leaves those out
+            # `readable` leaves out the others
+            assert isinstance(layer, nn.Conv2d)
+            assert not isinstance(layer.padding, str)
             patches = F.unfold(
                 tensor, layer.kernel_size, layer.dilation, layer.padding, layer.stride
             )
