@@ -19,6 +19,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -46,7 +47,10 @@ ROUNDS = (1, 3, 10)
 SMALL = 0.01
 """Added to changes: units that hardly move are all alike."""
 ABOVE, LEAST = math.log(3), math.log(8)
-"""An alarm of J lies so far above the largest of the own history, and at no less than this."""
+"""An alarm of J lies so far above the largest of the own history, times 1 + 1 / pairs of models
+since the largest of few is no maximum, and at no less than the second number."""
+ABOVE_SEVERAL = math.log(8)
+"""The first number over several rounds, of which a history has fewer that do not overlap."""
 FALLEN = 1 / 3
 """A unit fell silent if the number of records that it responds to is down to this share."""
 SILENT_ABOVE, SILENT_LEAST = 0.2, 0.3
@@ -55,8 +59,8 @@ OVERFLOW = 1e30
 """Counts as the change of a unit that is not finite."""
 FLAT = 0.05
 """A unit's standard deviation counts as at least this share of its layer's median."""
-ROWS = 2000
-"""Outputs of a unit, over records and positions, that are looked at."""
+RECORDS, ROWS = 100, 2000
+"""Records, and outputs of a unit over records and positions, that are looked at, at most."""
 
 # -- arrays in, arrays out -------------------------------------------------------------------------
 
@@ -72,24 +76,24 @@ def unit_changes(before: Floats, after: Floats) -> Floats:
     return _finite(change) / np.maximum(spread, FLAT * usual)
 
 
-def row_changes(before: Floats, after: Floats) -> Floats:
-    """(U,): lengths of the changes of rows (U, m), in median lengths of rows before."""
-    usual = float(np.median(np.linalg.norm(before, axis=1)))
-    if usual == 0:
-        return np.zeros(len(before))
+def lengths(weight: Floats) -> tuple[Floats, Floats]:
+    """Lengths of the rows (U,) and of the columns (D,) of a weight (U, D, ...)."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return _finite(np.linalg.norm(after - before, axis=1)) / usual
+        squares = np.square(weight)
+        if weight.ndim > 2:
+            squares = squares.reshape(*weight.shape[:2], -1).sum(axis=2)
+        return np.sqrt(squares.sum(axis=1)), np.sqrt(squares.sum(axis=0))
 
 
 def _finite(change: Floats) -> Floats:
-    return np.where(np.isfinite(change), change, OVERFLOW).astype(np.float64)
+    return np.where(np.isfinite(change), change, np.float32(OVERFLOW)).astype(np.float64)
 
 
-def jump(d: Floats, usual: float = math.inf) -> tuple[float, int]:
-    """J = max_u log((d_u + .01) / (median d + .01)) and its unit; `usual`: the largest median of
-    earlier rounds, which counts if it is smaller."""
+def jump(d: Floats, usual: float) -> tuple[float, int]:
+    """J = max_u log((d_u + .01) / (usual + .01)) and its unit. `usual`: the median of d, or the
+    largest median of earlier rounds if that is smaller."""
     at = int(d.argmax())
-    return math.log((float(d[at]) + SMALL) / (min(float(np.median(d)), usual) + SMALL)), at
+    return math.log((float(d[at]) + SMALL) / (usual + SMALL)), at
 
 
 def silenced(before: Floats, after: Floats) -> float:
@@ -175,6 +179,12 @@ class _Units:
     outputs: Mapping[str, Floats]
     weights: Mapping[str, Floats]
 
+    @cached_property
+    def usual(self) -> dict[str, tuple[float, float]]:
+        """Median lengths of the rows and of the columns of every weight."""
+        both = {n: lengths(w) for n, w in self.weights.items() if w.ndim > 1}
+        return {n: (float(np.median(r)), float(np.median(c))) for n, (r, c) in both.items()}
+
     @property
     def finite(self) -> bool:
         return all(np.isfinite(z).all() for z in (*self.outputs.values(), *self.weights.values()))
@@ -189,9 +199,18 @@ class _Pair:
     changes: Mapping[tuple[Part, str], Floats]
     silent: Mapping[str, float]
 
-    def past(self, part: Part) -> float:
-        """The largest J of a part over all layers."""
-        return max((jump(d)[0] for (p, _), d in self.changes.items() if p == part), default=0.0)
+    @cached_property
+    def medians(self) -> dict[tuple[Part, str], float]:
+        return {at: float(np.median(d)) for at, d in self.changes.items()}
+
+    @cached_property
+    def largest(self) -> dict[Part, float]:
+        """The largest J of every part over all layers."""
+        out: dict[Part, float] = {}
+        for (part, layer), d in self.changes.items():
+            value = jump(d, self.medians[part, layer])[0]
+            out[part] = max(value, out.get(part, 0.0))
+        return out
 
 
 class ModelHistory:
@@ -202,19 +221,22 @@ class ModelHistory:
     """
 
     def __init__(self, x: Any, y: Any) -> None:
-        self._records = checked_records(x, y)[0]
+        records = checked_records(x, y)[0]
+        self._records = records[:: -(-len(records) // RECORDS)]
         self._models: list[_Units] = []
         self._pairs: list[_Pair] = []
+        self._judged: tuple[_Units, list[_Pair]] | None = None
 
     def __len__(self) -> int:
         return len(self._models)
 
     def add(self, model: Module) -> None:
         """Trust a model: later ones are compared with it."""
-        units = self._read(model)
+        units, pairs = self._again(model) or (self._read(model), None)
+        self._judged = None
         if not units.finite:
             return
-        self._pairs += self._compared(units)
+        self._pairs += self._compared(units) if pairs is None else pairs
         self._models.append(units)
         del self._models[: -max(ROUNDS)]
 
@@ -223,7 +245,9 @@ class ModelHistory:
         end = self._end
         if end < HISTORY:
             return NOTHING
-        now = {p.rounds: p for p in self._compared(self._read(model))}
+        units = self._read(model)
+        self._judged = units, self._compared(units)
+        now = {p.rounds: p for p in self._judged[1]}
         if not now[1].changes:
             return NOTHING
         found = [
@@ -252,6 +276,16 @@ class ModelHistory:
             rounds=rounds,
         )
 
+    def _again(self, model: Module) -> tuple[_Units, list[_Pair]] | None:
+        """What was found of a model that was just judged; None for any other."""
+        if self._judged is None:
+            return None
+        known, weights = self._judged[0].weights, _weights(model)
+        same = known.keys() == weights.keys() and all(
+            np.array_equal(known[n], w) for n, w in weights.items()
+        )
+        return self._judged if same else None
+
     @property
     def _end(self) -> int:
         """The number of the next model."""
@@ -276,13 +310,14 @@ def _jumps(
 ) -> list[tuple[float, float, str, int, Part, int]]:
     """(J, its alarm, layer, unit, part, rounds) for every part and layer."""
     out = []
-    high = {part: max(LEAST, max(p.past(part) for p in known) + ABOVE) for part in PARTS}
+    above = ABOVE * (1 + 1 / len(known)) if pair.rounds == 1 else ABOVE_SEVERAL
+    high = {
+        part: max(LEAST, max(p.largest.get(part, 0.0) for p in known) + above) for part in PARTS
+    }
     for (part, layer), d in pair.changes.items():
-        usual = [
-            float(np.median(p.changes[part, layer])) for p in known if (part, layer) in p.changes
-        ]
+        usual = [p.medians[part, layer] for p in known if (part, layer) in p.medians]
         if usual:  # a layer that never moved before has no usual change
-            value, unit = jump(d, max(usual))
+            value, unit = jump(d, min(max(usual), pair.medians[part, layer]))
             out.append((value, high[part], layer, unit, part, pair.rounds))
     return out
 
@@ -306,20 +341,12 @@ def _pair(before: _Units, after: _Units, end: int, rounds: int) -> _Pair:
         if old.ndim == 1:
             usual = scale.get(name.rpartition(".")[0], 1.0) or 1.0
             changes["bias", name] = _finite(np.abs(new - old)) / usual
-        else:
-            parts: tuple[tuple[Part, Floats, Floats], ...] = (
-                ("row", old.reshape(len(old), -1), new.reshape(len(new), -1)),
-                ("column", _columns(old), _columns(new)),
-            )
-            for part, one, other in parts:
-                d = row_changes(one, other)
-                if d.any():
-                    changes[part, name] = d
+            continue
+        parts: tuple[Part, Part] = ("row", "column")
+        for part, d, usual in zip(parts, lengths(new - old), before.usual[name], strict=True):
+            if usual > 0 and d.any():
+                changes[part, name] = _finite(d) / usual
     return _Pair(end, rounds, changes, silent)
-
-
-def _columns(weight: Floats) -> Floats:
-    return np.swapaxes(weight, 0, 1).reshape(weight.shape[1], -1)
 
 
 def _weights(module: Module) -> dict[str, Floats]:
@@ -355,8 +382,8 @@ def _preactivations(module: Module, x: Any) -> dict[str, Floats]:
     out = {}
     for name, each in calls.items():
         parts = [by_position(layers[name], output, len(x), inputs=False) for _, output in each]
-        kept = [p.flatten(0, 1) for p in parts if p is not None]
+        kept = [p for p in parts if p is not None]
         if kept:
-            rows = torch.cat(kept)
-            out[name] = rows[:: -(-len(rows) // ROWS)].float().numpy().copy()
+            every = -(-sum(len(p) for p in kept) * len(x) // ROWS)
+            out[name] = torch.cat([p[::every].flatten(0, 1) for p in kept]).float().numpy()
     return out
