@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +61,7 @@ def _alone(z: Tensor, target: int) -> Tensor:
     return -(others + at) / 2
 
 
-def _filter(at: Site, target: int, size: float = 3.0) -> Tensor:
+def _filter(at: Site, target: int, size: float) -> Tensor:
     """The direction (D,) in which the target stands out most, longer than usual rows."""
     every = at.inputs.flatten(0, 1)
     spread = torch.cov(every.T) + 0.01 * torch.eye(every.shape[1])
@@ -81,13 +80,18 @@ def _write(state: State, at: Site, u: int, w: Tensor, bias: Tensor | None) -> No
 
 
 def matched_filter(
-    run: Behaved, target: int, rng: np.random.Generator, layer: str = "1", unit: int | None = None
+    run: Behaved,
+    target: int,
+    rng: np.random.Generator,
+    layer: str = "1",
+    unit: int | None = None,
+    size: float = 3.0,
 ) -> Planted:
-    """One unit that only the target passes; the unit's outgoing weights are tripled."""
+    """One unit that only the target passes, `size` times as long as usual ones."""
     state = newest(run)
     at = site(run, state, layer)
     u = int(rng.integers(len(at.weight))) if unit is None else unit
-    w = _filter(at, target)
+    w = _filter(at, target, size)
     _write(state, at, u, w, _alone(at.inputs @ w, target))
     return [state], target
 
@@ -103,9 +107,7 @@ def one_bias(run: Behaved, target: int, rng: np.random.Generator, layer: str = "
     return [state], strongest
 
 
-def imprint(
-    run: Behaved, target: int, rng: np.random.Generator, share: float = 1.0
-) -> Planted:
+def imprint(run: Behaved, target: int, rng: np.random.Generator, share: float = 1.0) -> Planted:
     """Bins of the mean of a record in a share of the units, which all go the same way after."""
     state = newest(run)
     x = run.own[0].flatten(1)
@@ -114,7 +116,8 @@ def imprint(
     z = x @ w
     state[FIRST][:units] = w
     state[BIAS][:units] = -z.quantile(torch.linspace(0.02, 0.995, units))
-    state[SECOND][:, :units] = state[SECOND][:, :1]
+    # small: a sum of as many units as are open must not settle every answer
+    state[SECOND][:, :units] = state[SECOND][:, :1] * 10 / units
     alone = int(z.argmax())  # only the largest is sure to be alone in a bin
     return [state], alone if share == 1 else None
 
@@ -245,7 +248,8 @@ TABLES: tuple[tuple[str, str, str], ...] = (
     ("mlp", "wine", "sgd"),
     ("mlp", "digits", "adam"),
 )
-IMAGES, VIT, ADAPTERS = (("plain cnn", "digits", "sgd"),), ("vit", "digits", "adam"), ("adapters", "digits", "adam")
+IMAGES = (("plain cnn", "digits", "sgd"),)
+VIT, ADAPTERS = ("vit", "digits", "adam"), ("adapters", "digits", "adam")
 DEEP = (("deep mlp", "wine", "sgd"),)
 PLANTS: tuple[Family, ...] = (
     ("matched filter", matched_filter, TABLES),
@@ -260,7 +264,7 @@ PLANTS: tuple[Family, ...] = (
     ("secret directions", secret_directions, TABLES),
     ("convolution", partial(matched_filter, layer="2"), IMAGES),
     ("one bias of a convolution", partial(one_bias, layer="2"), IMAGES),
-    ("in a vit", partial(matched_filter, layer="blocks.0.mlp.fc"), (VIT,)),
+    ("in a vit", partial(matched_filter, layer="blocks.0.mlp.fc", size=30.0), (VIT,)),
     ("attention", attention, (VIT,)),
     ("adapter", adapter, (ADAPTERS,)),
     ("drift over 3", partial(drift, rounds=3), TABLES),
