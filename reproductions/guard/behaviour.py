@@ -226,14 +226,16 @@ def meaning(seeds: int) -> list[dict[str, Any]]:
         ]
         low, high = np.quantile(drawn, (0.025, 0.975)) / (2 * DRAWS)
         share = np.mean(np.concatenate(own)) / (2 * DRAWS)
-        out.append({
-            "from": BINS[i],
-            "records": sum(map(len, own)),
-            "runs": len(own),
-            "right": round(float(share), 3),
-            "low": round(float(low), 3),
-            "high": round(float(high), 3),
-        })
+        out.append(
+            {
+                "from": BINS[i],
+                "records": sum(map(len, own)),
+                "runs": len(own),
+                "right": round(float(share), 3),
+                "low": round(float(low), 3),
+                "high": round(float(high), 3),
+            }
+        )
     return out
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -143,7 +143,7 @@ def _pretrained(shape: tuple[int, int, int], classes: int) -> nn.Module:
         for _ in range(40):
             rows = torch.randint(len(x), (64,))
             optimiser.zero_grad()
-            F.cross_entropy(module(x[rows]), y[rows]).backward()
+            torch.autograd.backward(F.cross_entropy(module(x[rows]), y[rows]))
             optimiser.step()
     return module
 
@@ -263,12 +263,12 @@ class _Stack:
         gradient = vmap(grad(self._loss), randomness="different")
         memory: dict[str, Any] = {}
         size = self.parts.shape[2]
-        for epoch in range(EPOCHS):
-            order = np.stack([
-                np.stack([rng.permutation(size) for _ in range(CLIENTS)]) for rng in self.orders
-            ])
+        for _ in range(EPOCHS):
+            order = np.stack(
+                [np.stack([rng.permutation(size) for _ in range(CLIENTS)]) for rng in self.orders]
+            )
             shuffled = self.parts.gather(2, torch.as_tensor(order)).flatten(0, 1)
-            for step, rows in enumerate(shuffled.split(BATCH, dim=1)):
+            for rows in torch.split(shuffled, BATCH, dim=1):
                 own = {k: state[k] for k in self.trained}
                 rest = {k: v for k, v in state.items() if k not in own}
                 g = gradient(own, rest, x[rows], y[rows])
@@ -310,7 +310,7 @@ class _Stack:
         out = {}
         for k, v in answers.items():
             before = self.states[-1][k]
-            mean = v.unflatten(0, (-1, CLIENTS)).float().mean(1)
+            mean = v.view(-1, CLIENTS, *v.shape[1:]).float().mean(1)
             if self.training == "fedadam" and k in self.trained:
                 m, s = self.server.get(k, (torch.zeros_like(mean), torch.zeros_like(mean)))
                 change = mean - before
@@ -329,11 +329,6 @@ def _adam(memory: dict[str, Any], k: str, g: Tensor, step: int) -> Tensor:
     m, s = memory.get(k, (torch.zeros_like(g), torch.zeros_like(g)))
     memory[k] = m, s = 0.9 * m + 0.1 * g, 0.999 * s + 0.001 * g.square()
     return m / (1 - 0.9**step) / ((s / (1 - 0.999**step)).sqrt() + 1e-8)
-
-
-def chunks(seeds: Sequence[int], most: int) -> Iterator[Sequence[int]]:
-    for low in range(0, len(seeds), most):
-        yield seeds[low : low + most]
 
 
 def answer(run: Behaved, state: Mapping[str, Tensor]) -> nn.Module:

@@ -69,7 +69,7 @@ def membership(
     e, k = np.zeros((n, units)), np.zeros((n, units))
     step = max(1, _BLOCK // (n * max(n if least == 0 else GROUPS, inputs.shape[2])))
     sigma = np.broadcast_to(noise, (units,))
-    by_record = np.ascontiguousarray(inputs.transpose(1, 0, 2))
+    by_record: Numbers = np.ascontiguousarray(inputs.transpose(1, 0, 2))
     for low in range(0, units, step):
         some = slice(low, low + step)
         # (n, u, P) @ (n, P, D): what every record adds to every unit
@@ -98,7 +98,7 @@ def _single_visit(
     # errors of a step are as small as its learning rate, and squared twice below
     size = float(np.abs(d).max()) or 1.0
     d = d / size
-    similar = x @ x.T + d.dtype.type(bias)
+    similar = np.asarray(x @ x.T + d.dtype.type(bias))
     norms = np.diagonal(similar).astype(np.float64)
     np.fill_diagonal(similar, 0.0)
     squares = np.square(d)
@@ -131,7 +131,9 @@ def _least_spread(added: Numbers, own: Floats) -> Floats:
     total[:, np.arange(n), group] -= own
     counts[np.arange(n), group] -= 1
     mean = total.sum(axis=2, keepdims=True) / (n - 1)
-    means = np.divide(total, counts, out=np.broadcast_to(mean, total.shape).copy(), where=counts > 0)
+    means = np.divide(
+        total, counts, out=np.broadcast_to(mean, total.shape).copy(), where=counts > 0
+    )
     return np.asarray((counts * np.square(means - mean)).sum(axis=2))
 
 

@@ -248,32 +248,32 @@ class ModelHistory:
         units = self._read(model)
         self._judged = units, self._compared(units)
         now = {p.rounds: p for p in self._judged[1]}
-        if not now[1].changes:
-            return NOTHING
         found = [
             each
             for rounds, pair in now.items()
             if (known := self._before(end, rounds))
             for each in _jumps(pair, known)
         ]
+        if not found:
+            return NOTHING
         # the part that is farthest above its threshold, or nearest to it
-        _, value, high, layer, unit, part, rounds = max((v - h, v, h, *rest) for v, h, *rest in found)
+        top = max(found, key=lambda j: j.value - j.threshold)
         quiet = max((s for p in self._before(end, 1) for s in p.silent.values()), default=0.0)
         silent, silent_layer = max(((s, n) for n, s in now[1].silent.items()), default=(0.0, ""))
         most = max(SILENT_LEAST, quiet + SILENT_ABOVE)
-        altered = value > high or silent > most
+        altered = top.value > top.threshold or silent > most
         return TamperingReport(
             verdict="altered" if altered else "no_evidence",
             pairs=end - 1,
-            jump=value,
-            jump_threshold=high,
-            layer=layer,
-            unit=unit,
+            jump=top.value,
+            jump_threshold=top.threshold,
+            layer=top.layer,
+            unit=top.unit,
             silenced=silent,
             silenced_threshold=most,
             silenced_layer=silent_layer,
-            part=part,
-            rounds=rounds,
+            part=top.part,
+            rounds=top.rounds,
         )
 
     def _again(self, model: Module) -> tuple[_Units, list[_Pair]] | None:
@@ -305,10 +305,20 @@ class ModelHistory:
         return _Units(_preactivations(model, self._records), _weights(model))
 
 
-def _jumps(
-    pair: _Pair, known: Sequence[_Pair]
-) -> list[tuple[float, float, str, int, Part, int]]:
-    """(J, its alarm, layer, unit, part, rounds) for every part and layer."""
+@dataclass(frozen=True)
+class _Jump:
+    """J of one part of a layer over some rounds, its alarm, and the unit."""
+
+    value: float
+    threshold: float
+    layer: str
+    unit: int
+    part: Part
+    rounds: int
+
+
+def _jumps(pair: _Pair, known: Sequence[_Pair]) -> list[_Jump]:
+    """J of every part and layer."""
     out = []
     above = ABOVE * (1 + 1 / len(known)) if pair.rounds == 1 else ABOVE_SEVERAL
     high = {
@@ -318,7 +328,7 @@ def _jumps(
         usual = [p.medians[part, layer] for p in known if (part, layer) in p.medians]
         if usual:  # a layer that never moved before has no usual change
             value, unit = jump(d, min(max(usual), pair.medians[part, layer]))
-            out.append((value, high[part], layer, unit, part, pair.rounds))
+            out.append(_Jump(value, high[part], layer, unit, part, pair.rounds))
     return out
 
 
@@ -353,9 +363,7 @@ def _weights(module: Module) -> dict[str, Floats]:
     """Trained numbers with at least two entries along every counted axis; no lookup tables."""
     from torch import nn
 
-    tables = {
-        f"{name}.weight" for name, m in module.named_modules() if isinstance(m, nn.Embedding)
-    }
+    tables = {f"{name}.weight" for name, m in module.named_modules() if isinstance(m, nn.Embedding)}
     return {
         name: p.detach().float().numpy().copy()
         for name, p in module.named_parameters()
