@@ -1,8 +1,8 @@
 """What a dishonest server plants in the newest model of an honest run.
 
 A plant is a function of a run, a target among its own records, and random numbers. It returns the
-newest models that it changed, oldest first (one, but for drift), and the record that they are about,
-or None where that is no single one.
+newest models that it changed, oldest first (one, but for drift), and the record that they are
+about, or None where that is no single one.
 """
 
 from __future__ import annotations

@@ -22,6 +22,16 @@ from fedaudit.stats.bias_ratios import ROUNDING, ratios
 
 MEMBERSHIP = 10.0
 """A record whose ratio is above it counts as exposed."""
+SUCCESS = (
+    (1.0, 0.688, 0.679, 0.696),
+    (3.0, 0.785, 0.766, 0.805),
+    (10.0, 0.845, 0.812, 0.872),
+    (30.0, 0.808, 0.722, 0.908),
+    (100.0, 0.825, 0.806, 0.844),
+)
+"""(least ratio, share of right guesses, 95 % interval) of a server that says from an answer whether
+a record was there; 0.5 is chance. MLPs on three data sets, one local step, 100 records:
+`python -m reproductions.guard.behaviour meaning`."""
 EXACT = 0.05
 """A reconstruction that close, in median distances between own records, is exact."""
 ALONE = 1e-6
@@ -201,6 +211,13 @@ class ExposedRecord:
     distance: float | None
 
     @property
+    def success(self) -> tuple[float, float, float] | None:
+        """Measured share of right guesses about a record of such a ratio, and its 95 % interval;
+        None below a ratio of 1."""
+        known = [measured for least, *measured in SUCCESS if self.membership >= least]
+        return (known[-1][0], known[-1][1], known[-1][2]) if known else None
+
+    @property
     def exact(self) -> bool:
         """Whether the answer contains the record itself."""
         return self.distance is not None and self.distance < EXACT
@@ -238,7 +255,11 @@ class ExposureReport:
             return f"Nothing of your {self.records} records is exposed."
         first = self.exposed[0].words
         more = f" and {len(self.exposed) - 1} more of {self.records}" if self.exposed[1:] else ""
-        return f"Answering would give away {first}{more}. Honest models do this too."
+        said = f"Answering would give away {first}{more}. Honest models do this too."
+        if self.exposed[0].success is None:
+            return said
+        share, low, high = (f"{100 * v:.0f}" for v in self.exposed[0].success)
+        return f"{said} Servers guessed {share} % [{low}, {high}] of such right, 50 % by chance."
 
 
 def exposure(

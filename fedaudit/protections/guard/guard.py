@@ -175,9 +175,9 @@ def _joined(
         return tampered.verdict, []
     if tampered.verdict == "nothing_to_say" and exposed.exposed:
         return "planted", []
+    names = ", ".join(c.name for c in report.alarms)
     return tampered.verdict, [
-        f"{ALONE} ({', '.join(c.name for c in report.alarms)}), and nothing else shows it: training "
-        "that was not calibrated looks so too"
+        f"{ALONE} ({names}), and nothing else shows it: training that was not calibrated looks so"
     ]
 
 

@@ -1,6 +1,7 @@
 """Exposure and tampering: against slow twins, on honest rounds, and on plants."""
 
 import copy
+import json
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,8 @@ import fedaudit
 from fedaudit.data import builtin
 from fedaudit.errors import ConfigError, DataError
 from fedaudit.protections.guard import GuardReport, LocalSteps, local_steps
-from fedaudit.protections.guard.exposure import MEMBERSHIP, distances, exposure, membership
+from fedaudit.protections.guard.exposure import MEMBERSHIP, SUCCESS, distances, exposure, membership
+from fedaudit.protections.guard.guard import ALONE
 from fedaudit.protections.guard.tampering import (
     ModelHistory,
     jump,
@@ -214,6 +216,9 @@ def test_a_plant_is_named_and_so_is_its_target(run, plant):
         assert target in {r.record for r in report.exposure.exposed}
         found = next(r for r in report.exposure.exposed if r.record == target)
         assert f"record {target}" in found.words
+        assert found.success is not None
+        share, low, high = found.success
+        assert 0.5 < low < share < high < 1
     assert GuardReport.from_json(report.to_json()) == report
 
 
@@ -257,6 +262,13 @@ def test_a_planted_unit_gives_its_record_away_exactly(run):
     assert apart[target] < 0.05 * np.median(distances(own, own))
 
 
+def test_the_success_rates_are_those_that_were_measured():
+    stored = json.loads(behaviour.RESULTS.read_text(encoding="utf-8"))["membership by exposure"]
+    keys = ("from", "right", "low", "high")
+    assert tuple(tuple(row[k] for k in keys) for row in stored) == SUCCESS
+    assert [row["from"] for row in stored] == list(behaviour.BINS[:-1])
+
+
 def test_noise_lowers_the_exposure(run):
     x, y = run.own
     module = run.build()
@@ -274,6 +286,21 @@ def test_noise_lowers_the_exposure(run):
     ]
     assert highest == sorted(highest, reverse=True)
     assert counts[1] <= counts[0]
+
+
+def test_strange_weights_alone_decide_nothing(run):
+    """A detector that was in all models: training explains the last round, and weights join."""
+    r = run.own[0][0].numel()
+    planted = {k: v.clone() for k, v in run.states[-1].items()}
+    planted["1.weight"][: 2 * r] = torch.cat([torch.eye(r), -torch.eye(r)])[:128]
+    own = {"data": run.own, "module": run.build()}
+    assert fedaudit.guard(planted).verdict == "planted"
+    report = fedaudit.guard(planted, [planted] * 3, **own)
+    assert report.verdict == report.tampering.verdict == "no_evidence"
+    assert any(n.startswith(ALONE) for n in report.notes)
+    assert not report.flagged
+    first = fedaudit.guard(planted, **own)
+    assert first.verdict == ("planted" if first.exposure.exposed else "nothing_to_say")
 
 
 # -- nothing to say, and input that cannot be used -------------------------------------------------
