@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,7 @@ def membership(
     e, k = np.zeros((n, units)), np.zeros((n, units))
     step = max(1, _BLOCK // (n * max(n if least == 0 else GROUPS, inputs.shape[2])))
     sigma = np.broadcast_to(noise, (units,))
-    by_record: Numbers = np.ascontiguousarray(inputs.transpose(1, 0, 2))
+    by_record: Any = np.ascontiguousarray(inputs.transpose(1, 0, 2))
     for low in range(0, units, step):
         some = slice(low, low + step)
         # (n, u, P) @ (n, P, D): what every record adds to every unit
