@@ -37,6 +37,12 @@ FACTS = AuditFacts(
         Measure("gain", UNKNOWN, "clips", "what an inserted canary moves over what it may move"),
         Measure("noise", LESS, "of the declared power", "power of the noise in a tensor"),
         Measure(
+            "noise_between_tensors",
+            LESS,
+            "of the declared power",
+            "power of differences of tensors",
+        ),
+        Measure(
             "noise_between_clients",
             LESS,
             "of the declared power",
@@ -47,6 +53,12 @@ FACTS = AuditFacts(
         ),
         Measure("batch_sizes", UNKNOWN, "of the declared size", "mean size of a batch"),
         Measure("spread_of_batch_sizes", UNKNOWN, "of Poisson sampling", "variance of batch sizes"),
+        Measure(
+            "spread_of_draws",
+            UNKNOWN,
+            "of Poisson sampling",
+            "variance of how often canaries are drawn",
+        ),
         Measure("steps", GREATER, "steps", "steps of one client"),
         Measure("diverged_rounds", GREATER, "rounds", "rounds with numbers that are not finite"),
         Measure("delta_times_records", GREATER, "records", "delta times the number of records"),

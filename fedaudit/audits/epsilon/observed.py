@@ -28,7 +28,7 @@ class Sighting:
     other clients, who do not hold the canary; 0 where nobody else is named. `read` (R,): rounds
     that were read. `call` (m,): guesses, 1 in, -1 out, 0 withheld.
     `noise`: tensor -> power over the declared one; `apart`: the same of differences between
-    clients and between rounds. `named`: whether uploads bear names. `diverged`: rounds with
+    tensors, clients and rounds. `named`: whether uploads bear names. `diverged`: rounds with
     numbers that are not finite, which are left out.
     """
 
@@ -227,10 +227,12 @@ def _add_records(
 def _add_noise(
     so_far: _Rounds, rows: Floats, variance: Floats, senders: tuple[str, ...], named: bool
 ) -> None:
-    """Add the power of a round's noise, and of differences between clients and between rounds."""
+    """Add the power of a round's noise, and of differences between tensors, clients and rounds."""
     layout = so_far.rehearsal.view.layout
     for name, power in gauge.of_tensors(rows, variance, layout).items():
         so_far.noise.setdefault(name, []).append(power)
+    for power in gauge.between_tensors(rows, variance, layout):
+        so_far.apart.setdefault("tensors", []).append(power)
     n = len(rows) // 2
     if n:
         both = variance[:n] + variance[n : 2 * n]
