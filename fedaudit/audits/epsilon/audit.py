@@ -25,7 +25,7 @@ from fedaudit.audits.epsilon.canaries import KINDS, Kind, Promise, Rehearsal
 from fedaudit.audits.epsilon.checks import compared
 from fedaudit.audits.epsilon.facts import FACTS
 from fedaudit.audits.epsilon.instruments import checks_of
-from fedaudit.audits.epsilon.observed import Sighting, observe
+from fedaudit.audits.epsilon.observed import Sighting, noise_of_run, observe
 from fedaudit.audits.epsilon.outcome import (
     at_least,
     bound_of,
@@ -51,9 +51,13 @@ MIXED = (
 
 @dataclass(frozen=True)
 class EpsilonGuess:
-    """The adversary's scores and guesses in every rehearsal, and the declarations."""
+    """The adversary's scores and guesses in every rehearsal, and the declarations.
+
+    `run`: the noise in the run itself, where it can be read.
+    """
 
     observed: tuple[Sighting, ...]
+    run: Sighting | None
     vantage: str
     trace_sha256: str
 
@@ -159,9 +163,9 @@ class EpsilonAudit(Audit):
                 got=rehearsals[0].view.vantage,
                 remedy="rehearse for this vantage",
             )
-        return EpsilonGuess(
-            tuple(observe(r, rng) for r in rehearsals), view.vantage, view.trace_sha256
-        )
+        observed = tuple(observe(r, rng) for r in rehearsals)
+        run = noise_of_run(observed[0], view)
+        return EpsilonGuess(observed, run, view.vantage, view.trace_sha256)
 
     def score(
         self, guess: EpsilonGuess, truth: Truth | None, rng: np.random.Generator
@@ -175,7 +179,7 @@ class EpsilonAudit(Audit):
         weakest = dominating(guess.observed[0].rehearsal.promises)
         estimates = self._bounds(guess.observed, coins, weakest)
         epsilon = estimates["epsilon"]
-        checks = checks_of(guess.observed, coins, drawn)
+        checks = checks_of(guess.observed, coins, drawn, guess.run)
         measured, bounds = compared(checks, self.false_alarms)
         table = client_rows(guess.observed, coins)
         least = max(p.epsilon for p in guess.observed[0].rehearsal.promises)

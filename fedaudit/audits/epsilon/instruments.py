@@ -28,13 +28,17 @@ FEWEST_DRAWS = 1.0
 
 
 def checks_of(
-    observed: Sequence[Sighting], coins: Sequence[Bools], drawn: Sequence[Bools]
+    observed: Sequence[Sighting],
+    coins: Sequence[Bools],
+    drawn: Sequence[Bools],
+    run: Sighting | None = None,
 ) -> list[Check]:
-    """All checks of one declaration, over all rehearsals."""
+    """All checks of one declaration, over all rehearsals; `run`: the noise of the run itself."""
     return [
         *_guesses(observed, coins),
         *_gains(observed, coins, drawn),
         *noise_checks(observed),
+        *(() if run is None else _in_the_run(run)),
         *_sampling(observed, drawn, coins),
         *_draw_counts(observed, drawn, coins),
         *_declaration(observed),
@@ -229,6 +233,12 @@ def noise_checks(observed: Sequence[Sighting]) -> Iterator[Check]:
     apart = {which: gauge.pooled([o.apart[which] for o in observed]) for which in observed[0].apart}
     for which, power in apart.items():
         yield _power(f"noise_between_{which}", power, _shared(which, apart))
+
+
+def _in_the_run(run: Sighting) -> Iterator[Check]:
+    """The same of the run that is audited: a rehearsal may have another loader, or another seed."""
+    for check in noise_checks([run]):
+        yield replace(check, name=f"run_{check.name}", below=f"In the run itself: {check.below}")
 
 
 SHARED = {

@@ -7,15 +7,20 @@ import pytest
 import torch
 
 from fedaudit.accounting import Exposure, privacy_curve
+from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.epsilon import EpsilonAudit
 from fedaudit.audits.epsilon.gauge import spread_interval
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.knowledge.rehearsal import as_members, rehearsals_of
 from fedaudit.protections.central_dp import CentralDP
 from fedaudit.protections.clip import Clip
 from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.protections.shuffle import Shuffle
+from fedaudit.randomness import Seed
 from fedaudit.reporting.findings import contradicts
+from fedaudit.trace import MemoryRecorder
+from fedaudit.trace.truth import MembersOnly
 
 NOISE = DPSGD(noise_multiplier=1.0, clip=0.5)
 
@@ -163,3 +168,28 @@ def test_unequal_shuffled_clients_that_sit_out_are_no_fault(seed, federation, au
         participation=0.5,
     )
     assert contradictions(audited(made, seed, canaries=150)) == {}
+
+
+class OnceARound(DPSGD):
+    def step(self, sums, *, step, **at):
+        if step == 0:
+            super().step(sums, step=step, **at)
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_the_noise_of_the_run_itself_is_measured(faulty, federation):
+    """A sound rehearsal says nothing about a run with another loop."""
+    made, audit = federation(), EpsilonAudit(canaries=100, kinds=("dense",))
+    ran = changed(made, OnceARound(noise_multiplier=1.0, clip=0.5)) if faulty else made
+    recorder = MemoryRecorder(**ran.about())
+    ran.run(recorder)
+    played = rehearsals_of(audit, made, made.party, Seed(1))
+    known = Knowledge(extra={"rehearsals": tuple(r.seen for r in played)})
+    rng = np.random.default_rng(0)
+    guess = audit.attack(recorder.trace().seen_by("server"), known, rng)
+    result = audit.score(guess, MembersOnly(as_members(played)), rng)
+    found = contradictions(result)
+    assert "run_noise (0.weight)" in result.estimates
+    assert all(name.startswith("run_noise") for name in found)
+    assert bool(found) == faulty
+    assert all(said.startswith("In the run itself: There is less noise") for said in found.values())
