@@ -101,7 +101,7 @@ class Promise:
         """Clients of one schedule have one curve, and their coins may be pooled."""
         return self.exposure, self.multiplier, self.delta, self.relation
 
-    def curve(self, step: int = 0) -> PrivacyCurve:
+    def curve(self, step: float = 0) -> PrivacyCurve:
         """The curve of the declared schedule with `step` x 2 % less noise."""
         z, e = self.multiplier * FINENESS**-step, self.exposure
         if e.total * e.sampling_rate > 2 * z * z * BEYOND:
