@@ -102,7 +102,8 @@ def _rehearse_records(
     federation: Federation, audit: EpsilonAudit, seed: Seed, promises: tuple[Promise, ...]
 ) -> Rehearsed:
     """A rehearsal whose canaries are examples of the clients."""
-    records = _record_canaries(federation, audit, seed)
+    summed = _summed(federation, audit)
+    records = [] if summed else _record_canaries(federation, audit, seed)
     if not records and not audit.gradients:
         raise NotApplicable(
             "this task has no record canaries",
@@ -114,7 +115,9 @@ def _rehearse_records(
     playing, canaries, coins = plant(federation, audit, seed, promises, records)
     played = replace(playing, seed=Seed(seed.key("federation")))
     trace, held = recorded(played)
-    notes = (PATH,) if records else (PATH, "no record canaries: " + NO_RECORDS)
+    notes = (
+        (PATH,) if records else (PATH, f"no record canaries: {SUMMED if summed else NO_RECORDS}")
+    )
     # another seed draws other participants, who take part in other numbers of rounds
     own = promises_of(played)
     assert own is not None
@@ -134,8 +137,9 @@ def _as_seen(
     """A played federation as its adversary sees it, and which step drew which canary."""
     planted: Any = played.clients_data.planted
     drawn, batches = _draws(planted, len(canaries))
-    scale = _scale(played)
-    changed = _changed_afterwards(played)
+    summed = _summed(played, audit)
+    scale, changed = _scale(played, summed), _changed_afterwards(played, summed)
+    sizes = played.clients_data.sizes.astype(np.float64)
     if changed:
         notes = (*notes, f"uploads change after training ({changed}): no gain, no noise is read")
     seen = Rehearsal(
@@ -147,8 +151,29 @@ def _as_seen(
         batches=batches,
         single=played.clients_data.person is None,
         notes=notes,
+        release="sums" if summed else "steps",
+        server=(played.rounds.server_learning_rate, 0.0),
+        weights=sizes if played.rounds.weighting == "size" else np.ones(len(sizes)),
     )
     return seen, drawn
+
+
+SUMMED = "they are read in single uploads, and only sums are seen"
+
+
+def _summed(federation: Federation, audit: EpsilonAudit) -> bool:
+    """Whether the vantage sees clients as sums alone, whose weights and noise are known.
+
+    Then the model's movement shows them; who dropped out of a sum is not known, though.
+    """
+    rounds, hooks = federation.rounds, federation.protections
+    if rounds.aggregation == "gossip" or rounds.server_momentum:
+        return False
+    if any(h.only_sums for h in hooks):
+        whole = not any(getattr(h, "dropout", 0.0) for h in hooks)
+    else:
+        whole = "server" not in audit.vantage.split("+")
+    return whole and _scale(federation, summed=True) is not None
 
 
 def production_of(
@@ -389,7 +414,7 @@ def _draws(planted: PlantedExamples, canaries: int) -> tuple[Bools, Any]:
     return drawn, plain
 
 
-def _scale(federation: Federation) -> Floats | None:
+def _scale(federation: Federation, summed: bool) -> Floats | None:
     """Learning rate over the divisor of each client's batch sums.
 
     None if an upload is no such sum: the optimiser has a memory, or a protection changes it.
@@ -397,16 +422,20 @@ def _scale(federation: Federation) -> Floats | None:
     training = federation.training
     if training.optimizer != "sgd" or training.momentum or training.weight_decay:
         return None
-    if _changed_afterwards(federation):
+    if _changed_afterwards(federation, summed):
         return None
     sizes = federation.clients_data.sizes
     divisor = np.array([training.expected_batch(int(n)) for n in sizes], dtype=np.float64)
     return training.learning_rate / divisor
 
 
-def _changed_afterwards(federation: Federation) -> str:
-    """Names of the protections that may change a row between training and the wire."""
-    changing = [h for h in federation.protections if h.acts_at("upload") and not h.keeps_rows]
+def _changed_afterwards(federation: Federation, summed: bool) -> str:
+    """Names of the protections that may change a row, or a sum of rows, before it is seen."""
+    changing = [
+        h
+        for h in federation.protections
+        if h.acts_at("upload") and not h.keeps_rows and not (summed and h.only_sums)
+    ]
     return ", ".join(h.name or type(h).__name__ for h in changing)
 
 

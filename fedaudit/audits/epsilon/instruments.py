@@ -372,7 +372,7 @@ def _draw_counts(
             rate, of_client = promise.exposure.sampling_rate, r.batches[:, 2] == client
             inserted = d[c & (r.canaries.client == client)][:, np.sort(column[of_client])]
             n, steps = inserted.shape
-            if not n * steps or rate >= 1 or r.release != "steps":
+            if not n * steps or rate >= 1 or promise.unit == "client":
                 continue
             parts.append((inserted.sum(axis=1), np.full(n, steps), np.full(n, rate)))
             by_round = inserted.reshape(n, -1, promise.exposure.steps)
@@ -395,9 +395,9 @@ def _draw_counts(
         source="Poisson sampling at the declared rate",
         above="The same batches come again every round: a record is drawn in all of them or never."
         if returns
-        else "Some records are drawn more often than others: the declared rate is not everybody's.",
-        below="Records are drawn more evenly than Poisson samples: batches are shuffled, or records "
-        "take turns.",
+        else "Some records are drawn more often than others: the rate is not the same for all.",
+        below="Records are drawn more evenly than Poisson samples: batches are shuffled, or "
+        "records take turns.",
         method="shifted gamma; one error rate for all checks",
     )
 
@@ -412,7 +412,7 @@ def _declaration(observed: Sequence[Sighting]) -> Iterator[Check]:
         taken = np.bincount(r.batches[:, 2], minlength=len(r.promises))
         declared = np.array([p.exposure.total for p in r.promises])
         worst = int((taken - declared).argmax())
-        taken_of = "steps" if r.release == "steps" else "rounds"
+        taken_of = "steps" if r.release in ("steps", "sums") else "rounds"
         yield Check(
             name="steps",
             value=float(taken[worst]),

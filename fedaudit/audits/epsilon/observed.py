@@ -123,6 +123,7 @@ class _Rounds:
     powers: _Powers
     named: bool = True
     moved: Floats | None = None
+    diverged: int = 0
 
 
 def observe(rehearsal: Rehearsal, rng: np.random.Generator) -> Sighting:
@@ -132,7 +133,7 @@ def observe(rehearsal: Rehearsal, rng: np.random.Generator) -> Sighting:
     none = np.zeros((m, rounds))
     powers = _Powers(rehearsal.view.layout)
     so_far = _Rounds(rehearsal, np.zeros(m), none, none.copy(), read, powers)
-    read_round = _read if rehearsal.release == "steps" else _read_clients
+    read_round = _read if rehearsal.release in ("steps", "sums") else _read_clients
     for number in rehearsal.view.rounds:
         read_round(so_far, number)
     plain = max(p.curve().total_variation for p in set(rehearsal.promises))
@@ -148,7 +149,7 @@ def observe(rehearsal: Rehearsal, rng: np.random.Generator) -> Sighting:
         noise=so_far.powers.noise,
         apart=so_far.powers.apart,
         named=so_far.named,
-        diverged=int((~read).sum()),
+        diverged=so_far.diverged,
     )
 
 
@@ -157,12 +158,14 @@ class _Uploads:
     """Uploads of a round, as sums of noisy steps over the clip.
 
     `rows` (n, d), with noise of `variance` (n,) per number; `owner` (n,): the client of each.
+    `one_sum`: all rows are one sum over clients, in units of each one's clip.
     """
 
     rows: Floats
     variance: Floats
     owner: Indices
     senders: tuple[str, ...]
+    one_sum: bool = False
 
     @property
     def named(self) -> bool:
@@ -189,12 +192,31 @@ def _uploads(r: Rehearsal, view: View, number: int) -> _Uploads | None:
     )
 
 
+def _summed(r: Rehearsal, number: int) -> _Uploads | None:
+    """The sum over clients that a round's movement of the model shows; None if it diverged."""
+    moved = released.movement(r.view, r.clients, number)
+    if not np.abs(moved).max() < LARGEST:
+        return None
+    owner = np.unique(released.taking_part(r, number))
+    share = r.server[0] * r.weights[owner] / r.weights[owner].sum()
+    one = share * r.moves[owner]  # how far one clip of each client moves the model
+    power = float((np.square(share) * r.powers[owner]).sum())
+    return _Uploads(
+        rows=-moved / one[:, None],
+        variance=power / np.square(one),
+        owner=owner,
+        senders=tuple(r.clients[c] for c in owner),
+        one_sum=True,
+    )
+
+
 def _read(so_far: _Rounds, number: int) -> None:
     """Add one round."""
     r = so_far.rehearsal
-    found = _uploads(r, r.view, number)
-    if found is None:
+    found = _summed(r, number) if r.release == "sums" else _uploads(r, r.view, number)
+    if found is None or (found.one_sum and not found.rows.any()):
         so_far.read[number - 1] = False
+        so_far.diverged += found is None  # else too few clients answered, and the model stayed
         return
     rows, variance, owner, named = found.rows, found.variance, found.owner, found.named
     so_far.named &= named
@@ -202,12 +224,14 @@ def _read(so_far: _Rounds, number: int) -> None:
     if r.scale is None:  # the noise per upload is not known: that of most canaries' signals
         spread = np.array([robust_variance(s) for s in shares])
         shares *= np.sqrt(variance / np.maximum(spread, 1e-300))[:, None]
-    _add_scores(so_far, number, shares, variance, owner, named)
+    _add_scores(so_far, number, shares, found)
     if r.gradients is not None and r.scale is not None:
         held = next((r.view.received(number, s) for s in r.clients if s in found.senders), None)
         if held is not None or not named:
             _add_records(so_far, number, rows, variance, owner, named, held)
-    if r.scale is not None:
+    if found.one_sum:
+        so_far.powers.add(rows[:1], variance[:1], ("",), False)
+    elif r.scale is not None:
         so_far.powers.add(rows, variance, found.senders, named)
 
 
@@ -235,9 +259,10 @@ def _read_clients(so_far: _Rounds, number: int) -> None:
         found = released.of_uploads(r, number)
     else:
         found = released.of_models(r, number, so_far.moved)
-        so_far.moved = released.movement(r, number)
+        so_far.moved = released.movement(r.view, r.clients, number)
     if not np.abs(found.rows).max() < LARGEST:
         so_far.read[number - 1] = False
+        so_far.diverged += 1
         return
     so_far.named &= found.named
     so_far.ratio += found.ratio
@@ -248,18 +273,11 @@ def _read_clients(so_far: _Rounds, number: int) -> None:
     )
 
 
-def _add_scores(
-    so_far: _Rounds,
-    number: int,
-    shares: Floats,
-    variance: Floats,
-    owner: Indices,
-    named: bool,
-) -> None:
+def _add_scores(so_far: _Rounds, number: int, shares: Floats, found: _Uploads) -> None:
     """Add the round's likelihood ratios and signals, from shares (n, m) of n rows."""
-    r = so_far.rehearsal
+    r, owner, named = so_far.rehearsal, found.owner, found.named
     # gradients of real records add to the noise
-    widest = np.maximum(variance, [robust_variance(s) for s in shares])
+    widest = np.maximum(found.variance, [robust_variance(s) for s in shares])
     for client in np.unique(r.canaries.client):
         mine = np.flatnonzero((r.canaries.client == client) & ~r.canaries.is_record)
         e = r.promises[client].exposure
@@ -269,7 +287,7 @@ def _add_scores(
         each = log_ratio(shares[np.ix_(rows, mine)], widest[rows, None], e.steps, e.sampling_rate)
         so_far.ratio[mine] += among_rows(each)
         so_far.signal[mine, number - 1] = shares[np.ix_(rows, mine)].sum(axis=0)
-        others = np.flatnonzero(owner != client) if named else rows[:0]
+        others = np.flatnonzero(owner != client) if named and not found.one_sum else rows[:0]
         if len(others):
             so_far.beside[mine, number - 1] = shares[np.ix_(others, mine)].mean(axis=0)
 

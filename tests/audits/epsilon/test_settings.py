@@ -16,6 +16,7 @@ from fedaudit.knowledge.rehearsal import as_members, rehearsals_of
 from fedaudit.protections.central_dp import CentralDP
 from fedaudit.protections.clip import Clip
 from fedaudit.protections.dp_sgd import DPSGD
+from fedaudit.protections.secure_sum import SecureSum
 from fedaudit.protections.shuffle import Shuffle
 from fedaudit.randomness import Seed
 from fedaudit.reporting.findings import contradicts
@@ -193,3 +194,45 @@ def test_the_noise_of_the_run_itself_is_measured(faulty, federation):
     assert all(name.startswith("run_noise") for name in found)
     assert bool(found) == faulty
     assert all(said.startswith("In the run itself: There is less noise") for said in found.values())
+
+
+class Halved(DPSGD):
+    def step(self, sums, **at):
+        noise = torch.zeros_like(sums)
+        super().step(noise, **at)
+        sums.add_(noise, alpha=0.5)
+
+
+UNEQUAL = {"weighting": "size", "server_learning_rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "rounds", "vantage"),
+    [
+        ((NOISE, SecureSum()), {}, "server"),
+        ((NOISE, SecureSum()), UNEQUAL, "server"),
+        ((NOISE,), {}, "client-00+public"),
+    ],
+    ids=["sums", "unequal", "models"],
+)
+def test_sums_show_canaries_in_the_movement_of_the_model(
+    hooks, rounds, vantage, federation, audited
+):
+    """Every client's canaries count in its own weight: gains and noise are those of the sum."""
+    made = changed(federation(), *hooks, **rounds)
+    if rounds:
+        made = replace(made, data=of_sizes(made, [50, 80, 70, 60]))
+    result = audited(made, canaries=1000, vantage=vantage)
+    assert contradictions(result) == {}
+    assert result.vantage == vantage
+    for name in ("gain (norm 1)", "gain (norm 1000)"):
+        assert result.estimates[name].value == pytest.approx(1.0, abs=0.35)
+        assert result.estimates[name].low > 0
+    assert result.estimates["noise (0.weight)"].value == pytest.approx(1.0, abs=0.15)
+    assert "noise_between_clients" not in result.estimates
+
+
+def test_too_little_noise_is_found_in_sums(federation, audited):
+    made = changed(federation(), Halved(noise_multiplier=1.0, clip=0.5), SecureSum())
+    found = contradictions(audited(made, canaries=200))
+    assert "There is less noise than declared" in found["noise (0.weight), at least"]
