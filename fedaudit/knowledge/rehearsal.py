@@ -403,14 +403,17 @@ def _draws(planted: PlantedExamples, canaries: int) -> tuple[Bools, Any]:
     """Which step drew which canary (m, steps), and the batches without them."""
     batches = np.concatenate(planted.batches) if planted.batches else np.zeros((0, 5), np.int64)
     draws = np.concatenate(planted.draws) if planted.draws else np.zeros((0, 4), np.int64)
-    at = np.unique(batches[:, :2], axis=0)
-    step = {tuple(row): i for i, row in enumerate(at.tolist())}
-    drawn = np.zeros((canaries, max(1, len(at))), dtype=bool)
-    own = {(*row[:3],): i for i, row in enumerate(batches.tolist())}
+    steps, clients = (1 + int(batches[:, c].max(initial=0)) for c in (1, 2))
+    # one number for every (round, step), and for every (round, step, client)
+    at, of_draw = batches[:, 0] * steps + batches[:, 1], draws[:, 0] * steps + draws[:, 1]
+    column = np.unique(at)
+    drawn = np.zeros((canaries, max(1, len(column))), dtype=bool)
+    drawn[draws[:, 3], np.searchsorted(column, of_draw)] = True
+    own = at * clients + batches[:, 2]
+    order = np.argsort(own)
+    row = order[np.searchsorted(own, of_draw * clients + draws[:, 2], sorter=order)]
     plain = batches.copy()
-    for t, s, client, canary in draws.tolist():
-        drawn[canary, step[t, s]] = True
-        plain[own[t, s, client], 3] -= 1
+    plain[:, 3] -= np.bincount(row, minlength=len(plain))
     return drawn, plain
 
 
