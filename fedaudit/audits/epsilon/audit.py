@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import MinLen
 
+from fedaudit.accounting import Exposure
 from fedaudit.arrays import Bools
 from fedaudit.audits.audit import Audit, Knowledge
 from fedaudit.audits.epsilon.canaries import KINDS, Kind, Promise, Rehearsal
@@ -35,6 +36,7 @@ from fedaudit.audits.epsilon.outcome import (
     dominating,
     share_of_declared,
 )
+from fedaudit.audits.epsilon.scores import guesses_on
 from fedaudit.audits.planning import Aim, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
@@ -42,6 +44,18 @@ from fedaudit.settings import AtLeastTwo, Count, EachOnce, Fraction, Positive, c
 from fedaudit.stats import epsilon as statistics
 from fedaudit.stats import power
 from fedaudit.trace import Truth, View
+
+ONE_RELEASE = Promise(
+    exposure=Exposure(sampling_rate=1.0, steps=1, rounds=1),
+    multiplier=1.0,
+    clip=1.0,
+    epsilon=math.inf,
+    delta=1e-5,
+    unit="record",
+    relation="add_or_remove",
+    records=1,
+)
+"""A single Gaussian release, for what can be shown before anything is declared."""
 
 MIXED = (
     "uploads bear no names and clients have different noise: each is held against the least noise "
@@ -125,7 +139,8 @@ class EpsilonAudit(Audit):
         """Canaries needed to show an epsilon (default: 1) by guesses on a tenth of the coins."""
         epsilon = 1.0 if aim.effect is None else aim.effect
         share = 1.0 / (1.0 + math.exp(-epsilon))
-        guesses = power.trials_for_share(share, 0.5, *aim.level)
+        canaries = 10 * power.trials_for_share(share, 0.5, *aim.level)
+        most = ceiling_of(canaries, guesses_on(canaries), ONE_RELEASE, aim.confidence)
         return [
             SampleSize(
                 audit=cls.name,
@@ -133,9 +148,10 @@ class EpsilonAudit(Audit):
                 unit="canaries",
                 chance=0.0,
                 wanted=epsilon,
-                needed=10 * guesses,
-                how=f"canaries = {10 * guesses:,}, if the server sees a bit of randomised response "
-                "for each; a sampled and composed mechanism shows less",
+                needed=canaries,
+                how=f"canaries = {canaries:,}, if the server sees a bit of randomised response "
+                "for each; a sampled and composed mechanism shows less. With every guess right, "
+                f"at most {most:.2g} can be shown of a Gaussian release",
                 rule="exact binomial power of the guesses, each right with e^eps / (1 + e^eps)",
             )
         ]

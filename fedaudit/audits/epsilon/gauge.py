@@ -112,8 +112,8 @@ def spread_interval(spread: float, pool: Floats, rate: Floats, tail: float) -> t
         float(chdtri(freedom, tail)) / freedom,
         1 + width * (float(gammainccinv(shape, tail)) - shape),
     )
-    least = min(
-        float(chdtri(freedom, 1 - tail)) / freedom,
-        1 + width * (float(gammaincinv(shape, tail)) - shape),
-    )
-    return spread / most, spread / least if least > 0 else math.inf
+    least = float(chdtri(freedom, 1 - tail)) / freedom
+    further = 1 + width * (float(gammaincinv(shape, tail)) - shape)
+    if further > 0:  # of few rare draws, the gamma may lie below zero
+        least = min(least, further)
+    return spread / most, spread / max(least, 1e-9)

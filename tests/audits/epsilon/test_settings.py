@@ -141,6 +141,8 @@ def test_the_spread_of_binomial_sizes_rarely_leaves_its_interval(pool, rate, n):
     sizes = rng.binomial(pool, rate, (20_000, n))
     spread = (np.square(sizes - pool * rate) / (pool * rate * (1 - rate))).mean(axis=1)
     low, high = spread_interval(1.0, np.full(n, float(pool)), np.full(n, rate), 0.01)
+    assert 0 < low < high < np.inf
+    assert np.isfinite(spread_interval(1.0, np.full(3, 20.0), np.full(3, 0.1), 1e-5)).all()
     for missed in (np.mean(spread * low > 1), np.mean(spread * high < 1)):
         assert missed <= 0.013  # 0.01 and four deviations
 
