@@ -141,8 +141,13 @@ def audits_off(text: str, audits: Sequence[AskedAudit], folder: Path) -> tuple[d
     return off | {n: f"about {s / 60:.0f} min on this machine" for n, s in dear.items()}, ""
 
 
-def compared_lines(clients: int, *, persons: bool, shuffle: bool) -> tuple[list[str], list[str]]:
-    """The `[compare]` section, and the names of its variants, the base first."""
+def compared_lines(
+    clients: int, *, persons: bool, shuffle: bool, is_text: bool
+) -> tuple[list[str], list[str]]:
+    """The `[compare]` section, and the names of its variants, the base first.
+
+    Variants with noise rehearse it with canaries; those of language models would take too long.
+    """
     whose = "person" if persons else "record"
     noise = [
         "noise_multiplier = 1.0   # more noise, less risk: `fedaudit harden` searches for enough",
@@ -156,6 +161,11 @@ def compared_lines(clients: int, *, persons: bool, shuffle: bool) -> tuple[list[
         f'base = "{AS_IT_IS}"   # the server sees who sent which update',
         "",
     ]
+
+    def rehearsed(variant: str) -> list[str]:
+        asked = "# Is the declared epsilon kept? One more training, with canaries."
+        return [] if is_text else [asked, f'[compare."{variant}".audits.epsilon]', ""]
+
     names = [AS_IT_IS]
     hidden = []
     if clients >= 2:
@@ -170,9 +180,9 @@ def compared_lines(clients: int, *, persons: bool, shuffle: bool) -> tuple[list[
         both = f"{name}, DP-SGD"
         lines += [f'[compare."{name}".protections.{protection}]', *body]
         lines += [f'[compare."{both}".protections.{protection}]', *body]
-        lines += [f'[compare."{both}".protections.dp_sgd]', *noise]
+        lines += [f'[compare."{both}".protections.dp_sgd]', *noise, *rehearsed(both)]
         names += [name, both]
     if not hidden:
-        lines += ['[compare."DP-SGD".protections.dp_sgd]', *noise]
+        lines += ['[compare."DP-SGD".protections.dp_sgd]', *noise, *rehearsed("DP-SGD")]
         names.append("DP-SGD")
     return lines, names

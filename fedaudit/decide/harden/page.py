@@ -35,6 +35,7 @@ def summary(found: Hardened) -> list[str]:
         )
         out.append(_selection_note(found))
         out += [f"{c.title}: {statement(c)}" for c in point.checks]
+        out += epsilon_lines(point)
         if found.config:
             out.append(f"written: {found.config}; as limits for the gate: {found.policy}")
     elif found.chosen is not None and not found.rejected:
@@ -162,6 +163,16 @@ def _mark(point: Point, found: Hardened) -> str:
     if found.nearest is not None and point.label == found.nearest.label:
         return "nearest"
     return "kept" if point.met else "broken"
+
+
+def epsilon_lines(point: Point) -> list[str]:
+    """What is declared of a point beside what a rehearsal measured."""
+    if point.epsilon is None or point.epsilon_measured is None:
+        return []
+    return [
+        f"Declared epsilon {number(point.epsilon)} {point.promise}; at least "
+        f"{number(point.epsilon_measured)} was measured, by canaries in a rehearsal."
+    ]
 
 
 def _row(point: Point, found: Hardened) -> list[str]:
@@ -324,7 +335,7 @@ def _plain_point(p: Point) -> dict[str, Any]:
         "cost": _plain_estimate(p.cost),
         "utility": _plain_estimate(p.utility),
         "risks": {name: _plain_estimate(e) for name, e in p.risks.items()},
-        **fields_of(p, "epsilon", "promise"),
+        **fields_of(p, "epsilon", "promise", "epsilon_measured"),
         "checks": [
             {**fields_of(c, "limit", "rule", "status"), "found": statement(c)} for c in p.checks
         ],
