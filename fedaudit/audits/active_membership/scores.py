@@ -10,7 +10,7 @@ import numpy as np
 
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.active_membership import ceilings, rates, theory
-from fedaudit.audits.active_membership.facts import ANY_ARCHITECTURE
+from fedaudit.audits.active_membership.facts import ADJUSTED_P, ANY_ARCHITECTURE
 from fedaudit.results import AuditResult, Bound, Estimate, Need, Underpowered
 from fedaudit.stats import roc
 from fedaudit.stats.intervals import clopper_pearson
@@ -45,14 +45,17 @@ def score_guess(
             underpowered=lacking,
         )
     bounds = ceilings.bounds_on(guess, estimates, in_figure, at_theory)
-    test = None
+    # behind noise, sums and shuffles there are no games per client
+    own = _own_counts(guess, members) if clear else {}
+    test, p_of = None, {}
     if clear and audit.trials > 1:
         detectable = rates.detectable_by_trials(estimates["success"])
     else:
         played, cut = (guess.figure, guess.cut) if clear else (guess.recorded, 0.0)
         used = members["figure" if clear else "recorded"]
         if "auc" in estimates:
-            test, detectable = rates.readings_test(played, used, cut, confidence, rng)
+            tested = rates.readings_test(played, used, cut, confidence, rng, own)
+            test, p_of, detectable = tested.test, tested.clients, tested.detectable
         else:
             detectable = rates.smallest_success(len(used), confidence)
         lacking += rates.too_few_for_ceilings(len(used), detectable, bounds, confidence)
@@ -64,8 +67,7 @@ def score_guess(
         test=test,
         underpowered=lacking,
         bounds=bounds,
-        # behind noise, sums and shuffles there are no games per client
-        per_client=_per_client(guess, members, confidence) if clear else {},
+        per_client=_per_client(own, p_of, confidence),
         curves=curves if clear else curves | ceilings.ceiling_curves(about),
         detectable=detectable,
         notes=(*_notes(audit, guess, clear), *_vacuous(bounds)),
@@ -174,23 +176,30 @@ def _right_client(
     }
 
 
+def _own_counts(guess: Guess, members: Mapping[str, Bools]) -> dict[str, rates.Counts]:
+    """Outcomes of the games against every client."""
+    own = {
+        party: rates.Counts.of(values > guess.cut, members[f"own/{party}"])
+        for party, values in guess.own.items()
+    }
+    return {party: c for party, c in own.items() if c.members and c.others}
+
+
 def _per_client(
-    guess: Guess, members: Mapping[str, Bools], confidence: float
+    own: Mapping[str, rates.Counts], p_of: Mapping[str, float], confidence: float
 ) -> dict[str, dict[str, float | int | str | None]]:
     out: dict[str, dict[str, float | int | str | None]] = {}
-    for party, values in guess.own.items():
-        c = rates.Counts.of(values > guess.cut, members[f"own/{party}"])
+    for party, c in own.items():
         e = rates.success(c, confidence)
-        if isinstance(e, Underpowered):
-            continue
+        assert isinstance(e, Estimate)
         out[party] = {
             "share": e.value,
             "low": e.low,
             "high": e.high,
             "members_found": c.found / c.members,
             "others_cleared": c.cleared / c.others,
-            "games": c.members + c.others,
-        }
+            "games": c.games,
+        } | ({ADJUSTED_P: p_of[party]} if party in p_of else {})
     return out
 
 
