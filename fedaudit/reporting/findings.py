@@ -173,11 +173,26 @@ def _unmeasured(result: AuditResult, shared: Mapping[str, Any]) -> Finding:
     return _finding(
         UNMEASURED[result.status],
         shared,
-        statement=missing[:1].upper() + missing[1:] + ("" if missing.endswith(".") else "."),
+        statement=missing[:1].upper()
+        + missing[1:]
+        + ("" if missing.endswith(".") else ".")
+        + _measured_beside(result),
         code=result.need.code,
         source=result.source,
         remedy=remedy,
     )
+
+
+def _measured_beside(result: AuditResult) -> str:
+    """Sentences on what was measured although the audit's own question was not."""
+    facts, said = facts_of(result.audit), ""
+    percent = words_for(result.audit).percent
+    for name, e in result.estimates.items():
+        measure = facts.measure(name)
+        if facts.shows(name) and measure is not None:
+            said += f" Measured instead, {measure.words}: {interval(e, percent)}, chance "
+            said += f"{against(e, percent)}."
+    return said
 
 
 def _headline(

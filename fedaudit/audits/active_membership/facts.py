@@ -30,7 +30,8 @@ FACTS = AuditFacts(
             ANY_ARCHITECTURE,
             GREATER,
             "share of games",
-            "the same games if clients accept any architecture, and take one step",
+            "games that the server decides correctly if clients accept any architecture and take "
+            "one step",
         ),
         Measure(
             "true_positive_rate", GREATER, "share of members", "members that the server recognised"

@@ -11,7 +11,7 @@ import numpy as np
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.active_membership import ceilings, rates, theory
 from fedaudit.audits.active_membership.facts import ADJUSTED_P, ANY_ARCHITECTURE
-from fedaudit.results import AuditResult, Bound, Estimate, Need, Underpowered
+from fedaudit.results import AuditResult, Bound, Estimate, FamilyTest, Need, Underpowered
 from fedaudit.stats import roc
 from fedaudit.stats.intervals import clopper_pearson
 
@@ -47,7 +47,8 @@ def score_guess(
     bounds = ceilings.bounds_on(guess, estimates, in_figure, at_theory)
     # behind noise, sums and shuffles there are no games per client
     own = _own_counts(guess, members) if clear else {}
-    test, p_of = None, {}
+    test: FamilyTest | None = None
+    p_of: Mapping[str, float] = {}
     if clear and audit.trials > 1:
         detectable = rates.detectable_by_trials(estimates["success"])
     else:
@@ -60,6 +61,10 @@ def score_guess(
             detectable = rates.smallest_success(len(used), confidence)
         lacking += rates.too_few_for_ceilings(len(used), detectable, bounds, confidence)
     curves = _curves(guess, members, clear=clear)
+    curves = curves if clear else curves | ceilings.ceiling_curves(about)
+    if about["granted"]:
+        notes = _notes(audit, guess, clear)
+        return _not_in_own_model(about["granted"], estimates, bounds, curves, notes, shared)
     return AuditResult(
         **shared,
         headline="success",
@@ -68,9 +73,36 @@ def score_guess(
         underpowered=lacking,
         bounds=bounds,
         per_client=_per_client(own, p_of, confidence),
-        curves=curves if clear else curves | ceilings.ceiling_curves(about),
+        curves=curves,
         detectable=detectable,
         notes=(*_notes(audit, guess, clear), *_vacuous(bounds)),
+    )
+
+
+def _not_in_own_model(
+    why: str,
+    estimates: Mapping[str, Estimate],
+    bounds: Mapping[str, Bound],
+    curves: Mapping[str, Mapping[str, tuple[float, ...]]],
+    notes: tuple[str, ...],
+    shared: Mapping[str, Any],
+) -> AuditResult:
+    """Nothing was planted in the model that clients train: no verdict, but what another gives."""
+    return AuditResult(
+        **shared,
+        status="not_applicable",
+        need=Need(
+            code="architecture_fixed",
+            what="nothing of ours can be planted in the run's own model here",
+            expected="linear layers with ReLU or GELU between them, a config that says how clients "
+            "train, and no noise or that of DP-SGD",
+            got=why,
+            remedy='adversary = "fc": counts if clients accept any architecture',
+        ),
+        estimates={ANY_ARCHITECTURE: estimates["success"]},
+        bounds={n: replace(b, of=ANY_ARCHITECTURE) for n, b in bounds.items() if b.of == "success"},
+        curves=curves,
+        notes=notes,
     )
 
 
@@ -106,7 +138,11 @@ def _success_rates(
         found = engine | {in_figure: figure["success"]}
     if guess.any_architecture is not None:
         values, cut = guess.any_architecture
-        found[ANY_ARCHITECTURE] = _success_at(audit, guess, values, cut, coins, rng)
+        if clear:
+            found[ANY_ARCHITECTURE] = _success_at(audit, guess, values, cut, coins, rng)
+        else:
+            counted = rates.Counts.of(values > cut, members["recorded"])
+            found[ANY_ARCHITECTURE] = rates.success(counted, confidence)
     return found, in_figure
 
 
@@ -192,14 +228,15 @@ def _per_client(
     for party, c in own.items():
         e = rates.success(c, confidence)
         assert isinstance(e, Estimate)
-        out[party] = {
+        row: dict[str, float | int | str | None] = {
             "share": e.value,
             "low": e.low,
             "high": e.high,
             "members_found": c.found / c.members,
             "others_cleared": c.cleared / c.others,
             "games": c.games,
-        } | ({ADJUSTED_P: p_of[party]} if party in p_of else {})
+        }
+        out[party] = row | ({ADJUSTED_P: p_of[party]} if party in p_of else {})
     return out
 
 
@@ -243,11 +280,6 @@ def _notes(audit: ActiveMembership, guess: Guess, clear: bool) -> tuple[str, ...
     about = guess.about
     exact, claimed = float(about["exact_epsilon"]), float(about["claimed_epsilon"])
     out = [PLANTED.get(about["adversary"], ANY_MODEL)]
-    if audit.adversary == "auto" and about["adversary"] == "fc":
-        out.append(
-            "nothing was planted in the run's own model: that needs records and uploads without "
-            "noise, and a config that says how clients train"
-        )
     if about["mechanism"] == "none":
         out.append("no local DP: clients train on their records as they are (Figure 11)")
     else:
