@@ -61,7 +61,7 @@ def success(c: Counts, confidence: float) -> Estimate | Underpowered:
 
 
 @dataclass(frozen=True)
-class ReadingsTest:
+class GamesTest:
     """The test of all readings, client -> its p-value adjusted for readings and clients, and the
     smallest success that the test would have seen (None: none at all)."""
 
@@ -77,7 +77,7 @@ def readings_test(
     confidence: float,
     rng: np.random.Generator,
     clients: Mapping[str, Counts] | None = None,
-) -> ReadingsTest:
+) -> GamesTest:
     """One test of success and AUC of independent games, and of single clients' own games.
 
     One-sided at (1 - confidence) / 2, the error above an interval. With fair coins every labelling
@@ -110,7 +110,7 @@ def readings_test(
         method=method,
     )
     p_of = {n: min(1.0, float(p) * two) for n, p in zip(alone, corrected, strict=True)}
-    return ReadingsTest(test, p_of, least if least <= 1.0 else None)
+    return GamesTest(test, p_of, least if least <= 1.0 else None)
 
 
 def _by_chance(c: Counts) -> float:
