@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ runs a part.
   that leak is for the audit, not how good the audit is.
 - **Coverage**: headline intervals that contain the true value. Without a leak it is what chance
   gives in that federation. With one it is what the *same* federation gives on average: its clients
-  and records, trained ten times with other weights, batches and noise. An interval says how much
+  and records, trained ten times with other weights, batches and noise (each training against the
+  other nine, whose own error is taken back). An interval says how much
   chance is in one training of one federation. It does not say what other clients would give: how
   often it contains the mean of all federations of the design stands below the table.
 
@@ -100,8 +102,9 @@ class Rates:
     def covered(self, *, again: bool = False) -> tuple[int, int]:
         """Intervals that contain the true value, of so many.
 
-        Where it is not known: the mean of all federations, or with `again` that of the others of
-        the same federation.
+        Where it is not known: the mean of all federations, or with `again` that of the n - 1 other
+        trainings of the same federation. Their mean has an error of its own, which makes the
+        distance to it larger by sqrt(n / (n - 1)) than that to the true value: it is taken back.
         """
         stated = [r for r in self.rows if "value" in r]
         if not stated:
@@ -115,8 +118,10 @@ class Rates:
             for r in own:
                 true = self.design.true
                 if not isinstance(true, float):
-                    others = (total - r["value"]) / max(1, len(own) - 1)
-                    true = r.get("true", others if again else total / len(own))
+                    true = r.get("true", total / len(own))
+                    if again and len(own) > 1:
+                        others = (total - r["value"]) / (len(own) - 1)
+                        true = r["value"] + (others - r["value"]) * math.sqrt(1 - 1 / len(own))
                 # sums of equal numbers differ in their last bits
                 held += r["low"] - 1e-12 <= true and (
                     r["high"] is None or true <= r["high"] + 1e-12

@@ -146,3 +146,18 @@ def test_labels_are_dealt_several_times_to_one_attack():
     assert len(set(shares)) > 1
     assert {tuple(sorted(p)) for p in shares} == {tuple(sorted(shares[0]))}
     assert len(designs.play("coverage", designs.design_for("coverage").without, 7)) == 1
+
+
+def test_coverage_over_trainings_is_that_of_the_interval():
+    """Normal values with intervals of exactly 95 %: the mean of the others costs nothing."""
+    rng = np.random.default_rng(0)
+    federation = np.repeat(np.arange(600), 10)
+    values = rng.normal(size=600)[federation] + 0.1 * rng.normal(size=len(federation))
+    own = [
+        {"federation": int(f), "value": v, "low": v - 0.196, "high": v + 0.196, "rules": []}
+        for f, v in zip(federation, values, strict=True)
+    ]
+    rates = page.Rates(designs.design_for("fingerprint").with_leak, own, [])
+    held, n = rates.covered(again=True)
+    assert held / n == pytest.approx(0.95, abs=0.01)
+    assert rates.covered()[0] / n < 0.3
