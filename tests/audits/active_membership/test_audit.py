@@ -11,6 +11,7 @@ from scipy import stats as scipy_stats
 from fedaudit.audits.active_membership import ActiveMembership, rates
 from fedaudit.audits.active_membership.rates import Counts
 from fedaudit.audits.audit import Knowledge
+from fedaudit.audits.planning import Aim, Recorded
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.knowledge import KnowledgeBuilder, of_config
 from fedaudit.randomness import Seed
@@ -396,3 +397,16 @@ def test_trials_that_differ_widen_the_interval(rng):
     alone = rates.from_independent_games(values, member, 0.5, 0.95)["success"]
     assert isinstance(clustered, Estimate)
     assert clustered.high - clustered.low > 1.5 * (alone.high - alone.low)
+
+
+def test_planned_games_leave_half_of_the_error_to_single_clients(plain):
+    (before, *_) = ActiveMembership.samples_before(Aim(effect=0.1))
+    assert before.needed == power.games_for_success(0.6, 0.9, 0.975)
+    (own, *_) = ActiveMembership.samples(
+        plain.audit(client_games=20), Recorded(rounds=1), Aim(effect=0.1)
+    )
+    assert own.needed == before.needed
+    (alone, *_) = ActiveMembership.samples(
+        plain.audit(client_games=0), Recorded(rounds=1), Aim(effect=0.1)
+    )
+    assert alone.needed == power.games_for_success(0.6, 0.9, 0.95)
