@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from fedaudit.audits.planning import Setting, Shape
 from fedaudit.data.dataset import FILLED_OVER_ALL
 from fedaudit.data.shortage import shortage
@@ -103,7 +105,9 @@ def estimate_cost(given: Config | Prepared) -> Forecast:
     hooks = config.protections.values()
     if any(p.clip_norm is not None for p in hooks):
         stages.append(Stage("allocation", 0.2 * clients))  # epsilons of all clients
-    remarks = [text for p in hooks for text in p.remarks()]
+    star = config.federation.aggregation == "fedavg"
+    together = config.federation.taking_part(clients) if star else 0
+    remarks = [text for p in hooks for text in p.remarks(together)]
     return Forecast(tuple(stages), clients, records, task.layout.width, (*notes, *remarks))
 
 
@@ -202,7 +206,6 @@ def _slowness() -> float:
     Measured on one core, since threads on a busy machine may take one to ten times as long, and
     only once, so that all parts of a plan use the same figure.
     """
-    import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

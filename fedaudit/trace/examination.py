@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedaudit.arrays import AnyRows
 from fedaudit.errors import IntegrityError
-from fedaudit.trace.health import CODES, Arrivals, Health, Problem, Rows
+from fedaudit.trace.health import CODES, Arrivals, Health, Problem
 from fedaudit.trace.schema import (
     AGAIN,
     AGGREGATOR,
@@ -35,14 +36,13 @@ from fedaudit.trace.schema import (
 )
 
 _AT_ONCE = 1 << 22  # numbers checked together
-_GROUPS = 6  # counts of answers that are listed
 _ROUND_FILE = re.compile(r"round-(\d+)(?:-amended)?\.safetensors\Z")
 _MIDDLE = (ANONYMOUS, AGGREGATOR, SHUFFLER)
 
 
 class OpenRound(Protocol):
     @property
-    def blocks(self) -> Mapping[str, Rows]: ...
+    def blocks(self) -> Mapping[str, AnyRows]: ...
 
     @property
     def messages(self) -> tuple[Message, ...]: ...
@@ -229,7 +229,7 @@ class Examination:
         ]
         return max(last) if last else float("inf")
 
-    def _check(self, number: int, i: int, m: Message, blocks: Mapping[str, Rows]) -> None:
+    def _check(self, number: int, i: int, m: Message, blocks: Mapping[str, AnyRows]) -> None:
         for layout, row in m.parts.items():
             have = len(blocks[layout]) if layout in blocks else 0
             if row >= have:

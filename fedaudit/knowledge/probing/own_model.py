@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
 from fedaudit.arrays import Indices
 from fedaudit.audits.active_membership.own_model import LARGEST, LOUD, MATCH, OwnModel
+from fedaudit.audits.outright import without_config
 from fedaudit.errors import NotApplicable
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 def refusal(task: Task, training: Training) -> str:
     """Why nothing can be planted in a model; empty if something can."""
-    from torch import nn
 
     kinds = [m for _, m in _layers(task)]
     fits = (
@@ -34,7 +35,6 @@ def refusal(task: Task, training: Training) -> str:
 
 def _layers(task: Task) -> list[tuple[str, Any]]:
     """Names and modules of a sequential model's layers, without flattening."""
-    from torch import nn
 
     named = task.module.named_children() if isinstance(task.module, nn.Sequential) else ()
     return [(name, m) for name, m in named if not isinstance(m, nn.Flatten)]
@@ -67,16 +67,10 @@ def own_model(
 
     `labels` (N,): of the possible records. `noisy`: clients' steps are clipped and carry noise.
     """
-    from torch import nn
 
     if training is None:
-        raise NotApplicable(
-            "how clients train is not known",
-            code="training_unknown",
-            expected="a run of fedaudit, whose config says how clients train",
-            got="a recording",
-            remedy='adversary = "fc": what a server could do if clients accept any architecture',
-        )
+        remedy = 'adversary = "fc": what a server could do if clients accept any architecture'
+        raise without_config("how clients train is not known", "training_unknown", remedy)
     kept = _layers(task)
     got = refusal(task, training)
     if not got and kept[0][1].in_features != features:

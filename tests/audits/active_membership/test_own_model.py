@@ -6,7 +6,7 @@ import torch
 from scipy.stats import binom, norm
 
 from fedaudit.accounting import Exposure
-from fedaudit.audits.active_membership import ActiveMembership
+from fedaudit.audits.active_membership import ActiveMembership, scores
 from fedaudit.audits.active_membership.games import Universe
 from fedaudit.audits.active_membership.own_model import HalfSpaces, half_spaces
 from fedaudit.federation.local.schedule import Training
@@ -88,7 +88,7 @@ def test_targets_are_found_in_the_runs_own_model_and_local_steps(sections):
     assert result.estimates["success"].value > 0.97
     assert "30 of 30 games through the engine agree with the closed form" in result.notes
     assert judge(result)[0].verdict == "leak"
-    assert "in the run's own model" in judge(result)[0].statement
+    assert scores.PLANTED["own_model"] in result.notes
 
 
 def test_local_dp_that_drowns_everything_leaves_chance():
@@ -126,7 +126,7 @@ def test_where_nothing_can_be_planted_the_code_says_so(sections, code):
 def test_by_default_the_recorded_architecture_counts_and_any_other_stands_beside():
     """Records that no half-space separates: the own model misses what another model finds."""
     result = audited({"adversary": "auto", "universe": 1500, "records": 15})
-    assert "in the run's own model" in judge(result)[0].statement
+    assert scores.PLANTED["own_model"] in result.notes
     beside = result.estimates["success_any_architecture"]
     alone = audited({"adversary": "fc", "universe": 1500, "records": 15}).estimates["success"]
     assert beside.value == alone.value == 1.0
@@ -149,7 +149,8 @@ def test_where_the_own_model_cannot_be_used_any_other_is_a_measure_and_no_verdic
     assert result.estimates["success_any_architecture"].low > 0.5
     (finding,) = judge(result)
     assert finding.verdict == "not_applicable"
-    assert "if clients accept any architecture and take one step" in finding.statement
+    assert finding.code == "architecture_fixed"
+    assert scores.ANY_MODEL in result.notes
     assert all(b.of == "success_any_architecture" for b in result.bounds.values())
     asked = audited({"adversary": "fc"}, protections=protections)
     assert asked.estimates["success"].value == result.estimates["success_any_architecture"].value
@@ -222,7 +223,7 @@ def test_behind_dp_sgd_the_own_model_finds_what_theory_says(z):
     assert right_behind(z) < bound.value < right_behind(z) + 0.16
     assert found.low <= bound.value
     assert "sampling rate 0.333" in bound.covers
-    assert "in the run's own model" in result.notes[0]
+    assert scores.PLANTED["own_model"] in result.notes
     assert "success_any_architecture" in result.estimates
     if z < 1:
         assert judge(result)[0].verdict == "leak"
@@ -260,4 +261,4 @@ def test_an_architecture_that_fits_nothing_excludes_the_attack_by_default():
 
 def test_the_planted_architecture_states_its_assumption():
     result = audited({"adversary": "fc"})
-    assert "if clients accept any architecture" in judge(result)[0].statement
+    assert scores.ANY_MODEL in result.notes
