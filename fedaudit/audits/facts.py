@@ -91,7 +91,8 @@ class Decision:
     the estimate `headline_differs_with`, its headline measures something else than the column.
     `side_measures`: measure -> column; such a measure can show a leak if the headline shows none,
     and an exposed client has a 1 in the column, if there is one. `strength`: the column with the
-    smallest signal that would be found.
+    smallest signal that would be found. `bounds_error`: the setting with the error that the audit
+    has divided among its bounds; without it, rule D1 corrects for their number.
 
     A protection can remove the question; a limit is met then, although the audit is not
     applicable. `removed_by`: code of a need -> fact (as in `Advice`) of the protection that must
@@ -109,6 +110,7 @@ class Decision:
     headline_differs_with: str = ""
     side_measures: Mapping[str, str] = field(default_factory=dict)
     strength: str = ""
+    bounds_error: str = ""
     removed_by: Mapping[str, str] = field(default_factory=dict)
     single_updates_only: bool = False
 

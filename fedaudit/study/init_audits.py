@@ -27,9 +27,6 @@ MARKS = (
 )
 
 
-ANY_ARCHITECTURE = (
-    'adversary = "fc"   # if clients accept any architecture; nothing is planted in text models',
-)
 THOROUGH_GAMES = (
     "games = 10000",
     "recorded = 2000   # behind noise, sums or a shuffler the headline is made of these",
@@ -67,7 +64,6 @@ def asked_audits(*, is_text: bool, organisations: bool, shuffle: bool) -> list[A
         AskedAudit(
             "active_membership",
             "Could a server that plants weights tell that a record is there?",
-            ANY_ARCHITECTURE if is_text else (),
             thorough=THOROUGH_GAMES,
         ),
     ]

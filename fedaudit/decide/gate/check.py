@@ -230,7 +230,8 @@ def _check_audit(limit: Limit, e: Evidence, policy: Policy, blank: LimitCheck) -
             code="stale",
             remedy=again,
         )
-    if result.need is not None and result.headline is None:
+    stated = result.headline is not None or limit.measure in result.estimates
+    if result.need is not None and not stated:
         return _check_unmeasured(limit, e, result, result.need, blank)
     if limit.is_verdict:
         return _check_verdict(limit, result, blank)

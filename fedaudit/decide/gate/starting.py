@@ -64,7 +64,11 @@ def _limit(name: str, result: AuditResult, e: Evidence) -> list[str]:
             if result.known
             else f"nothing was measured ({result.status.replace('_', ' ')})"
         )
-        return [f"# {name}: {why}. No limit.", ""]
+        beside = [
+            f"# {name}.{measure} was measured instead and can be limited: {own.value:.3g}."
+            for measure, own in ({} if result.known else result.estimates).items()
+        ]
+        return [f"# {name}: {why}. No limit.", *beside, ""]
     share = estimate.baseline is not None and 0 < estimate.baseline < 1
     if result.greater_is_leak and share and estimate.high >= 1:
         return [
