@@ -84,11 +84,12 @@ def _part(part: FederationOverview, q: QuestionRow, *, named: bool) -> CardPart:
         bound = next((b.value for b in a.bounds if math.isfinite(b.value)), None)
         words = label_of(f).words
         rows.append(ScaleRow(name, f.verdict, words, f.estimate, bound, _shows(a)))
-        if e is not None and decisive(a).measure != f.measure:
+        measure = decisive(a).measure
+        if e is not None and measure != f.measure:
             unit, share = unit_of(a)
-            what = f"{unit} {number(e.value, share)}".lstrip()
+            what = f"{unit or measure.replace('_', ' ')} {number(e.value, share)}"
             what += f" ({span(e, share)}, {a.against} {against(e, share)})"
-            lines.append(f"“{name}”: another reading decided, {what}.")
+            lines.append(f"“{name}”: the verdict rests on {what}.")
     helped, more = _helps(part, q)
     return CardPart(
         heading=part.federation if named else "",

@@ -167,7 +167,7 @@ def _cell(answers: Sequence[VariantAnswer]) -> MatrixCell:
         facts = [counted[e.value != 1], *facts]
     if e.baseline:  # a baseline of zero needs no words
         facts.append(f"{a.against} {against(e, percent)}")
-    beside = ", ".join(filter(None, [*facts, _corrected(a, e)]))
+    beside = ", ".join(filter(None, [*facts, _corrected(a, e), granted(a)]))
     return MatrixCell(a.finding.verdict, words, whole(shown.lstrip()), whole(beside))
 
 
@@ -179,6 +179,21 @@ def _corrected(a: VariantAnswer, e: Estimate) -> str:
         return ""
     beyond = not e.low <= e.baseline <= e.high
     return "" if beyond == test.significant else f"corrected p {test.p_value:.2g}"
+
+
+def granted(a: VariantAnswer) -> str:
+    """What a stronger observer reaches where no leak showed: "but 100 % if ..."; else empty."""
+    if a.finding.verdict != "no_evidence" or a.result is None:
+        return ""
+    declared = facts_of(a.finding.audit)
+    for name, e in a.result.estimates.items():
+        measure = declared.measure(name)
+        if measure is None or not measure.given or e.baseline is None:
+            continue
+        if measure.worse * (e.low if measure.worse > 0 else e.high) > measure.worse * e.baseline:
+            shown = number(e.value, measure.unit.startswith("share"))
+            return f"but {shown} if {measure.given}"
+    return ""
 
 
 def whole(text: str) -> str:
@@ -434,7 +449,7 @@ def _alternative_at(part: FederationOverview, i: int) -> Alternative:
     unsure, unasked = [], []
     for q in part.questions:
         before, now = worst_of(q.answers[0]), worst_of(q.answers[i])
-        if now is not None and now.finding.verdict in OPEN:
+        if now is not None and (now.finding.verdict in OPEN or granted(now)):
             unsure.append(short_question(q))
         elif now is None and before is not None and before.finding.verdict in LEAKING:
             unasked.append(short_question(q))

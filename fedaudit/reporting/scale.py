@@ -10,6 +10,7 @@ from html import escape
 from markupsafe import Markup
 
 from fedaudit.reporting.findings import against, interval, number
+from fedaudit.reporting.first_page import whole
 from fedaudit.results import Estimate
 
 WIDTH, ROW, FOOT = 520, 42, 22
@@ -53,8 +54,9 @@ def scale(rows: Sequence[ScaleRow], *, percent: bool = False) -> Markup:
         out.append(f'<line class="axis" x1="{LEFT}" x2="{RIGHT}" y1="{top + 28}" y2="{top + 28}"/>')
         out += _marks(row, top + 28, x)
     foot = len(rows) * ROW + 12
-    out.append(f'<text x="{LEFT}" y="{foot}">{number(left, percent)}</text>')
-    out.append(f'<text x="{RIGHT}" y="{foot}" text-anchor="end">{number(right, percent)}</text>')
+    out.append(f'<text x="{LEFT}" y="{foot}">{whole(number(left, percent))}</text>')
+    end = whole(number(right, percent))
+    out.append(f'<text x="{RIGHT}" y="{foot}" text-anchor="end">{end}</text>')
     told = "; ".join(f"{row.name}: {_told(row, percent)}" for row in rows)
     height = len(rows) * ROW + FOOT
     return Markup(
@@ -82,9 +84,9 @@ def _marks(row: ScaleRow, y: int, x: Callable[[float], str]) -> list[str]:
 
 
 def _said(row: ScaleRow, percent: bool) -> str:
-    return (
-        row.words if row.estimate is None else f"{row.words} {number(row.estimate.value, percent)}"
-    )
+    if row.estimate is None:
+        return row.words
+    return f"{row.words} {whole(number(row.estimate.value, percent))}"
 
 
 def _told(row: ScaleRow, percent: bool) -> str:

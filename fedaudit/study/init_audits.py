@@ -28,6 +28,11 @@ MARKS = (
 
 
 ANY_ARCHITECTURE = (
+    "# The same attack under every protection, so that they compare: on clients that accept any",
+    '# architecture. "own_model" plants in the model above; it does not work behind noise.',
+    'adversary = "fc"',
+)
+TEXT_ARCHITECTURE = (
     'adversary = "fc"   # if clients accept any architecture; nothing is planted in text models',
 )
 THOROUGH_GAMES = (
@@ -67,7 +72,7 @@ def asked_audits(*, is_text: bool, organisations: bool, shuffle: bool) -> list[A
         AskedAudit(
             "active_membership",
             "Could a server that plants weights tell that a record is there?",
-            ANY_ARCHITECTURE if is_text else (),
+            TEXT_ARCHITECTURE if is_text else ANY_ARCHITECTURE,
             thorough=THOROUGH_GAMES,
         ),
     ]

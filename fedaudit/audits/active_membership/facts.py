@@ -30,6 +30,7 @@ FACTS = AuditFacts(
             GREATER,
             "share of games",
             "the same games if clients accept any architecture, and take one step",
+            given="clients accept any architecture",
         ),
         Measure(
             "true_positive_rate", GREATER, "share of members", "members that the server recognised"

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 
 from fedaudit.decide.gate.evidence import Evidence, gather_evidence, require_results
+from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.setup.toml import one_line, toml_value
 from fedaudit.stats.intervals import wilson
@@ -42,11 +43,13 @@ def starting_policy(run: str | os.PathLike[str]) -> str:
     return "\n".join([*lines, *_utility(best), *_epsilon(best)])
 
 
-def _exposure(e: Evidence) -> tuple[int, float]:
-    """Smaller for a run that leaks less: leaks known outright, then the sum of upper bounds."""
+def _exposure(e: Evidence) -> tuple[float, ...]:
+    """Smaller for a run that leaks less: number of leaks, of those known outright, sum of upper
+    bounds."""
     estimates = [_headline(r) for r in e.results.values() if r.greater_is_leak]
     known = sum(r.known for r in e.results.values())
-    return known, sum(x.high for x in estimates if x is not None and x.high <= 1)
+    leaks = sum(any(f.verdict == "leak" for f in judge(r)) for r in e.results.values())
+    return leaks, known, sum(x.high for x in estimates if x is not None and x.high <= 1)
 
 
 def _headline(result: AuditResult) -> Estimate | None:
