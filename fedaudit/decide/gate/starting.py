@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedaudit.decide.gate.evidence import Evidence, gather_evidence, require_results
 from fedaudit.reporting.findings import judge
@@ -24,7 +25,15 @@ def starting_policy(run: str | os.PathLike[str]) -> str:
     """
     found = gather_evidence(run)
     require_results(found)
+    return _policy_of(found)
+
+
+def _policy_of(found: Sequence[Evidence]) -> str:
+    """The policy text of the run among `found` that leaks least."""
     best = min(found, key=_exposure)
+    if len({e.federation for e in found}) == 1:
+        # its name is that of the config's file: limits on a later run of it, renamed, still hold
+        best = replace(best, federation="")
     lines = [
         "# Limits that this run keeps today: the worst ends of its intervals, rounded outwards.",
         "# Tighten what you can, and write down the reason as why. `fedaudit power` says how much",
