@@ -21,7 +21,8 @@ LEFT, RIGHT = 10, 510
 class ScaleRow:
     """One protection: its name, the words of its verdict, and what was measured, if anything.
 
-    `bound` is the tightest one, `shows` the smallest leak that would have been seen.
+    `bound` is the tightest one, `shows` the smallest leak that would have been seen. `unit` stands
+    before the number; `percent`: whether it is a percentage, by default as the scale.
     """
 
     name: str
@@ -30,6 +31,13 @@ class ScaleRow:
     estimate: Estimate | None = None
     bound: float | None = None
     shows: float | None = None
+    unit: str = ""
+    percent: bool | None = None
+
+    def number(self, value: float, percent: bool) -> str:
+        """A number of this row; `percent`: whether the scale is in percent."""
+        shown = whole(number(value, percent if self.percent is None else self.percent))
+        return f"{self.unit} {shown}".lstrip()
 
 
 def scale(rows: Sequence[ScaleRow], *, percent: bool = False) -> Markup:
@@ -86,16 +94,17 @@ def _marks(row: ScaleRow, y: int, x: Callable[[float], str]) -> list[str]:
 def _said(row: ScaleRow, percent: bool) -> str:
     if row.estimate is None:
         return row.words
-    return f"{row.words} {whole(number(row.estimate.value, percent))}"
+    return f"{row.words} {row.number(row.estimate.value, percent)}"
 
 
 def _told(row: ScaleRow, percent: bool) -> str:
-    e = row.estimate
+    e, percent = row.estimate, percent if row.percent is None else row.percent
     if e is None:
         return row.words
     more = "" if row.bound is None else f", bound {number(row.bound, percent)}"
     more += "" if row.shows is None else f", a leak would show from {number(row.shows, percent)} on"
-    return f"{row.words} {interval(e, percent)}, chance {against(e, percent)}{more}"
+    words = f"{row.words} {row.unit}".rstrip()
+    return f"{words} {interval(e, percent)}, chance {against(e, percent)}{more}"
 
 
 def _ends(rows: Sequence[ScaleRow]) -> tuple[float, float]:

@@ -89,6 +89,21 @@ def test_what_a_stronger_server_reaches_is_not_called_solved():
     assert "unsure" not in summarise(bare, "run").alternative
 
 
+def test_a_card_draws_the_number_of_the_first_page():
+    """Where another reading than the headline decided, both show that one, and the card both."""
+    test = FamilyTest(method="max-T", adjusted={"s": 0.4, "t": 0.001}, decided="t", level=0.025)
+    weak = Estimate(value=0.52, low=0.44, high=0.6, n=40, baseline=0.5)
+    strong = Estimate(value=0.8, low=0.7, high=0.9, n=40, baseline=0.5)
+    decided = replace(result(MEMBERS), estimates={"s": weak, "t": strong}, test=test)
+    (part,) = by_federation([chapter("bare", [decided])])
+    (card,) = cards([part])
+    (drawn,) = card.parts[0].rows
+    (row,) = summarise(part, "run").rows
+    assert drawn.estimate == strong
+    assert row.cells[0].number in card.parts[0].picture
+    assert any("shown is t, which decided; s is 0.52" in line for line in card.parts[0].lines)
+
+
 def test_without_a_leak_it_is_not_called_safe():
     s = summed(chapter("bare", [result(MEMBERS, QUIET), result(LINKS, QUIET, detectable=None)]))
     assert s.today == "Today none of 2 questions shows a leak; 1 could not be answered."
