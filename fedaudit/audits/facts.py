@@ -54,6 +54,14 @@ class Column:
     words: str = ""
 
 
+P_COLUMN = Column(
+    "p",
+    LESS,
+    exact=True,
+    words="how often chance alone gives as much, adjusted for all clients and readings",
+)
+MESSAGES_COLUMN = Column("messages", words="round and number of each message in the trace")
+
 COMMON_COLUMNS = {
     "low": "low end of the interval of the preceding value",
     "high": "high end of that interval",
@@ -133,6 +141,15 @@ NOISE = (
     Advice("add noise at the clients (DP-SGD)", unless=("noise_at_step",)),
     Advice("add more noise in DP-SGD", only=("noise_at_step",)),
 )
+HIDE_SENDERS = (
+    Advice(
+        "put a shuffler between clients and server ([protections.shuffle])",
+        unless=("hides_senders",),
+    ),
+    Advice("send no field beside the update that identifies clients", only=("hides_senders",)),
+    ONLY_SUMS,
+)
+"""What helps where senders are known outright."""
 UNITS = Advice("withhold what only few records change (exposure_limit)", unless=("limits_units",))
 
 
@@ -228,6 +245,14 @@ class CurveDrawing:
     @property
     def columns(self) -> tuple[str, ...]:
         return (*self.axes, *self.needs)
+
+
+ROC = CurveDrawing(
+    curve="ROC",
+    kind="roc",
+    axes=("false positives", "true positives"),
+    words="Both axes are logarithmic, few false alarms on the left.",
+)
 
 
 # -- one audit ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fedaudit.cli.output import AsJson, console
 from fedaudit.codec import to_json
 from fedaudit.data.files import OpenQuestion
 from fedaudit.data.files.sites import FILE, FOLDER
-from fedaudit.errors import UsageError, nearest
+from fedaudit.errors import UsageError
 from fedaudit.reporting.text import clean
 from fedaudit.settings import REQUIRED
 from fedaudit.setup.listing import WRITTEN, listing
@@ -34,12 +34,7 @@ def list_command(
     everything = listing()
     if section is not None:
         if section not in everything:
-            raise UsageError(
-                f"there is no section {section!r}",
-                expected="a section of the list",
-                got=repr(section),
-                remedy=nearest(section, everything),
-            )
+            raise UsageError.unknown(f"there is no section {section!r}", section, everything)
         everything = {section: everything[section]}
     if as_json:
         typer.echo(to_json(everything))

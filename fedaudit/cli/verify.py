@@ -13,7 +13,7 @@ import typer
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, Names
 from fedaudit.codec import to_json
-from fedaudit.errors import IntegrityError, UsageError, nearest
+from fedaudit.errors import IntegrityError, UsageError
 from fedaudit.files import read_bytes
 from fedaudit.reporting.names import Renaming, pseudonyms
 from fedaudit.reporting.text import clean
@@ -161,12 +161,7 @@ def purge_command(
     """Remove what was recorded (trace, truth, checkpoint); results and report stay readable."""
     for part in keep or ():
         if part not in RECORDED:
-            raise UsageError(
-                f"there is no part {part!r} to keep",
-                expected=", ".join(RECORDED),
-                got=repr(part),
-                remedy=nearest(part, RECORDED),
-            )
+            raise UsageError.unknown(f"there is no part {part!r} to keep", part, RECORDED)
     today = datetime.datetime.now(datetime.UTC).date()
     found = find(folder, below=expired, keep=keep or ())
     if not found:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.active_membership.own_model import OwnModel
@@ -69,7 +70,6 @@ def planted_rounds(
 
 def _plantable(made: Prepared | None, features: int) -> OwnModel:
     """The run's model, if ReLU units can be planted in it and steps keep a ratio of sums."""
-    from torch import nn
 
     if made is None:
         raise _refused("how clients train is not known", "a recording")

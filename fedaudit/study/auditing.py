@@ -24,7 +24,7 @@ from fedaudit.errors import (
     NotObservable,
     TraceError,
 )
-from fedaudit.files import Unreadable, read_object, unwritable, write_atomically
+from fedaudit.files import Unreadable, read_object, write_atomically, writing
 from fedaudit.hooks import Hook
 from fedaudit.knowledge import KnowledgeBuilder, Records, of_config, of_files, of_run
 from fedaudit.knowledge.owner_marks import OwnerMarks, model_for_marks
@@ -175,11 +175,9 @@ def _source(what: str, where: str | None) -> dict[str, str]:
 
 def _store(file: Path, asked: Mapping[str, Any], result: AuditResult) -> None:
     stamped = {"asked": asked, "result": json.loads(result.to_json())}
-    try:
+    with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, to_json(stamped) + "\n")
-    except OSError as error:
-        raise unwritable(file.parent, error) from None
 
 
 def _kept(

@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from fedaudit.audits.planning import Setting, Shape
 from fedaudit.data.dataset import FILLED_OVER_ALL
 from fedaudit.data.shortage import shortage
@@ -204,7 +206,6 @@ def _slowness() -> float:
     Measured on one core, since threads on a busy machine may take one to ten times as long, and
     only once, so that all parts of a plan use the same figure.
     """
-    import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from fedaudit import shapes
 from fedaudit.accounting import from_opacus
 from fedaudit.codec import to_json
 from fedaudit.errors import UsageError
-from fedaudit.files import Unreadable, read_object, unreadable, unwritable, write_atomically
+from fedaudit.files import Unreadable, read_object, unreadable, write_atomically, writing
 from fedaudit.matching import match_clients
 from fedaudit.study import noisy_means
 from fedaudit.study.noisy_means import EVERYONE
@@ -61,11 +61,9 @@ def hand_over(
 ) -> None:
     """Store guarantees in a report's folder, under the name of their source."""
     kept = {"trace_sha256": trace.sha256, "guarantees": {name: dict(given)}}
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / FILE, to_json(kept) + "\n")
-    except OSError as error:
-        raise unwritable(folder, error) from None
 
 
 def promised(folder: Path, trace: Trace, truth: Truth | None) -> dict[str, Any]:

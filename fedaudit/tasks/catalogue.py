@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
@@ -58,6 +58,17 @@ def _class_count(dataset: Dataset) -> int:
     return max(len(dataset.classes), int(dataset.y.max()) + 1)
 
 
+def _classifier(
+    made: Any, seed: Seed, build: Callable[..., nn.Module], *sizes: object
+) -> Classifier:
+    """A classifier with seeded weights, which keeps the settings that it was `made` of."""
+    from fedaudit.tasks.classifier import Classifier
+    from fedaudit.tasks.task import seeded
+
+    module = seeded(seed, "weights", build, *sizes)
+    return Classifier(module, {"kind": made.kind, **asdict(made)})
+
+
 def _check_heads(heads: int, width: int) -> None:
     if width % heads:
         raise ConfigError(
@@ -94,14 +105,10 @@ class MLP:
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
 
         inputs = math.prod(_example_shape(dataset, self.kind))
-        module = seeded(
-            seed, "weights", models.mlp, inputs, self.hidden, _class_count(dataset), self.activation
-        )
-        return Classifier(module, {"kind": self.kind, **asdict(self)})
+        sizes = (inputs, self.hidden, _class_count(dataset))
+        return _classifier(self, seed, models.mlp, *sizes, self.activation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +121,6 @@ class CNN:
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
 
         shape = _image_shape(dataset, self.kind)
         if min(shape[1:]) < 2 ** len(self.channels):
@@ -125,8 +130,7 @@ class CNN:
                 got=f"{shape[1]} x {shape[2]}",
                 remedy="list fewer channels",
             )
-        module = seeded(seed, "weights", models.cnn, shape, self.channels, _class_count(dataset))
-        return Classifier(module, {"kind": self.kind, **asdict(self)})
+        return _classifier(self, seed, models.cnn, shape, self.channels, _class_count(dataset))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +149,6 @@ class ViT:
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
 
         shape = _image_shape(dataset, self.kind)
         if shape[1] % self.patch or shape[2] % self.patch:
@@ -156,18 +158,8 @@ class ViT:
                 got=str(self.patch),
                 remedy="choose another patch size",
             )
-        module = seeded(
-            seed,
-            "weights",
-            models.TinyViT,
-            shape,
-            self.patch,
-            self.width,
-            self.depth,
-            self.heads,
-            _class_count(dataset),
-        )
-        return Classifier(module, {"kind": self.kind, **asdict(self)})
+        sizes = (self.patch, self.width, self.depth, self.heads, _class_count(dataset))
+        return _classifier(self, seed, models.TinyViT, shape, *sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,16 +252,8 @@ class GPT:
         else:
             merges = max(0, self.vocabulary_size - 256)  # the bytes themselves come first
             vocabulary = text.BytePairVocabulary.build(documents, merges=merges)
-        module = seeded(
-            seed,
-            "weights",
-            models.TinyGPT,
-            len(vocabulary),
-            self.length,
-            self.width,
-            self.depth,
-            self.heads,
-        )
+        sizes = (len(vocabulary), self.length, self.width, self.depth, self.heads)
+        module = seeded(seed, "weights", models.TinyGPT, *sizes)
         return LanguageModel(module, vocabulary, self.length, {"kind": self.kind, **asdict(self)})
 
 
@@ -341,29 +325,16 @@ class LoRA:
                     steps=self.pretraining_steps,
                 )
             )
-        settings = {"kind": self.kind, **asdict(self)}
+        shared: dict[str, Any] = {
+            "rank": self.rank,
+            "scale": self.scale,
+            "targets": self.targets,
+            "seed": seed,
+            "settings": {"kind": self.kind, **asdict(self)},
+        }
         if self.aggregation == "flora":
-            return lora.DenseLoRA(
-                base,
-                vocabulary,
-                self.length,
-                rank=self.rank,
-                scale=self.scale,
-                targets=self.targets,
-                seed=seed,
-                ranks=self.ranks,
-                settings=settings,
-            )
-        return lora.AdapterLoRA(
-            base,
-            vocabulary,
-            self.length,
-            rank=self.rank,
-            scale=self.scale,
-            targets=self.targets,
-            seed=seed,
-            settings=settings,
-        )
+            return lora.DenseLoRA(base, vocabulary, self.length, ranks=self.ranks, **shared)
+        return lora.AdapterLoRA(base, vocabulary, self.length, **shared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,12 +347,8 @@ class Module:
     def build(self, dataset: Dataset, seed: Seed, *, logits: bool = True) -> Task:
         """`logits`: whether the module must return logits. A module that is only scored, by a
         user's own function (an autoencoder, for example), need not."""
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
-
         _example_shape(dataset, self.kind)
-        module = seeded(seed, "weights", build_module, self.factory)
-        task = Classifier(module, {"kind": self.kind, **asdict(self)})
+        task = _classifier(self, seed, build_module, self.factory)
         if logits:
             self._check_logits(task, dataset)
         return task
@@ -432,16 +399,12 @@ class ScikitLearn:
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import scikit
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
 
         inputs, classes = math.prod(_example_shape(dataset, self.kind)), _class_count(dataset)
         if self.estimator == "MLPClassifier":
             sizes = (self.hidden_layer_sizes, classes, self.activation)
-            module = seeded(seed, "weights", scikit.NetworkTwin, inputs, *sizes)
-        else:
-            module = scikit.LinearTwin(inputs, classes)
-        return Classifier(module, {"kind": self.kind, **asdict(self)})
+            return _classifier(self, seed, scikit.NetworkTwin, inputs, *sizes)
+        return _classifier(self, seed, scikit.LinearTwin, inputs, classes)
 
 
 SCIKIT = "sklearn:"

@@ -35,7 +35,6 @@ from fedaudit.trace.schema import (
 )
 
 _AT_ONCE = 1 << 22  # numbers checked together
-_GROUPS = 6  # counts of answers that are listed
 _ROUND_FILE = re.compile(r"round-(\d+)(?:-amended)?\.safetensors\Z")
 _MIDDLE = (ANONYMOUS, AGGREGATOR, SHUFFLER)
 

@@ -12,7 +12,6 @@ results list the other problems. `trace/examination.py` finds them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,19 +22,13 @@ import numpy.typing as npt
 
 from fedaudit.errors import TraceError
 from fedaudit.trace.schema import (
-    AGGREGATOR,
-    ANONYMOUS,
-    SHUFFLER,
     Message,
 )
 
 Rows = npt.NDArray[Any]
 Breaks = Literal["updates", "members", "ledger", "rows", "everything"]
 
-_AT_ONCE = 1 << 22  # numbers checked together
 _GROUPS = 6  # counts of answers that are listed
-_ROUND_FILE = re.compile(r"round-(\d+)(?:-amended)?\.safetensors\Z")
-_MIDDLE = (ANONYMOUS, AGGREGATOR, SHUFFLER)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import IntegrityError, TraceError, UsageError, nearest
+from fedaudit.errors import IntegrityError, TraceError, UsageError
 from fedaudit.files import Unreadable, is_lost, write_atomically
 from fedaudit.layout import Layout, column_runs
 from fedaudit.rows import empty_array
@@ -239,12 +239,7 @@ class RoundWriter:
 
     def _block(self, layout: str) -> _Block:
         if layout not in self._blocks:
-            raise UsageError(
-                f"the trace has no layout {layout!r}",
-                expected="a layout of the recorder",
-                got=repr(layout),
-                remedy=nearest(layout, self._blocks),
-            )
+            raise UsageError.unknown(f"the trace has no layout {layout!r}", layout, self._blocks)
         return self._blocks[layout]
 
     def put_once(self, layout: str, row: Rows) -> int:

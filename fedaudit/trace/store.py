@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.files import (
+    FREE_SPACE,
     Unreadable,
     opened,
     parse_json,
@@ -31,6 +32,7 @@ from fedaudit.files import (
     replacing,
     sha256_of,
     write_all,
+    writing,
 )
 from fedaudit.trace.schema import (
     DTYPES,
@@ -105,23 +107,19 @@ def write_blocks(
         for view in [piece.reshape(-1).view(np.uint8).data]
         for i in range(0, piece.nbytes, _CHUNK)
     ]
-    try:
-        with replacing(path, private=private) as descriptor:
-            write_all(descriptor, prefix)
-            if at <= _CHUNK:
-                # for a small round, a thread costs more than it saves
-                for chunk in chunks:
-                    write_all(descriptor, chunk)
-                    digest.update(chunk)
-            else:
-                _write_while_hashing(descriptor, chunks, digest)
-    except OSError as error:
-        raise TraceError(
-            f"cannot write {path}",
-            expected=f"a folder with room for {len(prefix) + at:,} bytes",
-            got=error.strerror or str(error),
-            remedy="free some space, or choose another output folder",
-        ) from None
+    room = f"a folder with room for {len(prefix) + at:,} bytes"
+    with (
+        writing(path, expected=room, remedy=FREE_SPACE),
+        replacing(path, private=private) as descriptor,
+    ):
+        write_all(descriptor, prefix)
+        if at <= _CHUNK:
+            # for a small round, a thread costs more than it saves
+            for chunk in chunks:
+                write_all(descriptor, chunk)
+                digest.update(chunk)
+        else:
+            _write_while_hashing(descriptor, chunks, digest)
     return RoundFile(path.name, digest.hexdigest(), len(prefix) + at)
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import IntegrityError, NotObservable, TraceError, UsageError, nearest
+from fedaudit.errors import IntegrityError, NotObservable, TraceError, UsageError
 from fedaudit.layout import Layout, column_runs
 from fedaudit.trace.examination import examine
 from fedaudit.trace.health import Breaks, Health
@@ -149,19 +149,13 @@ class Trace:
     def layout_of(self, name: str) -> Layout:
         """The tensors of one layout."""
         if name not in self.manifest.layouts:
-            raise UsageError(
-                f"the trace has no layout {name!r}",
-                expected="a layout of the trace",
-                got=repr(name),
-                remedy=nearest(name, self.manifest.layouts),
+            raise UsageError.unknown(
+                f"the trace has no layout {name!r}", name, self.manifest.layouts
             )
         return self.manifest.layouts[name]
 
-    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
-        """One round as stored; `rehash` first compares the file with its hash.
-
-        Does not check that every row a message names exists.
-        """
+    def check_round(self, number: int) -> None:
+        """Raise for the number of a round that was not recorded."""
         if number not in self.rounds:
             raise UsageError(
                 f"the trace has no round {number}",
@@ -169,6 +163,13 @@ class Trace:
                 got=str(number),
                 remedy="ask for a recorded round",
             )
+
+    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
+        """One round as stored; `rehash` first compares the file with its hash.
+
+        Does not check that every row a message names exists.
+        """
+        self.check_round(number)
         entry = self.manifest.rounds[number - 1]
         file = self.path / entry.file
         # hash a file again if it changed since the trace was opened
@@ -241,12 +242,7 @@ class Trace:
         known -= {ANONYMOUS}
         for party in parties:
             if party not in known:
-                raise UsageError(
-                    f"there is no party {party!r} in this trace",
-                    expected="a party of the trace",
-                    got=repr(party),
-                    remedy=nearest(party, known),
-                )
+                raise UsageError.unknown(f"there is no party {party!r} in this trace", party, known)
         if len(parties) > 1 and NETWORK in parties and WIRETAP not in parties:
             raise UsageError(
                 "a coalition with the network is not defined",

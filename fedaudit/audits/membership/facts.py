@@ -6,10 +6,10 @@ from fedaudit.audits.facts import (
     GREATER,
     NOISE,
     ONLY_SUMS,
+    ROC,
     Advice,
     AuditFacts,
     Column,
-    CurveDrawing,
     Decision,
     Measure,
     Words,
@@ -59,14 +59,7 @@ FACTS = AuditFacts(
         Column("members_asked", exact=True, words="tested records of this client"),
         Column(ADJUSTED_P, words="p-value against chance, adjusted for all attacks and clients"),
     ),
-    drawings=(
-        CurveDrawing(
-            curve="ROC",
-            kind="roc",
-            axes=("false positives", "true positives"),
-            words="Both axes are logarithmic, few false alarms on the left.",
-        ),
-    ),
+    drawings=(ROC,),
     decision=Decision(
         client_value="AUC", client_p=ADJUSTED_P, sample_size="members_asked", ranked=True
     ),

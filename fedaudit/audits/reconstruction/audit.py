@@ -303,9 +303,7 @@ class Reconstruction(Audit):
                 continue
             for sender, x, way in small_clients.rebuild(
                 task,
-                one.start,
-                one.rows,
-                one.senders,
+                one,
                 ends,
                 prior,
                 self,

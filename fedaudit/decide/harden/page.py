@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.audits import facts_of
-from fedaudit.codec import json_number
+from fedaudit.codec import fields_of
 from fedaudit.decide.gate.outcome import LimitCheck
-from fedaudit.decide.gate.page import statement
+from fedaudit.decide.gate.page import ESTIMATE, statement
 from fedaudit.decide.harden.outcome import Hardened, Point
 from fedaudit.decide.harden.tradeoff import figure_names, in_points
 from fedaudit.reporting import environment
@@ -349,40 +349,25 @@ def plain(found: Hardened) -> dict[str, Any]:
         "instead": {name: p.label for name, p in found.instead.items()},
         "points": [_plain_point(p) for p in found.points],
         "left_out": [{"what": what, "why": why} for what, why in found.left_out],
-        "stopped": found.stopped,
-        "seeds": found.seeds,
-        "searched": found.searched,
-        "reused": found.reused,
-        "config": found.config,
-        "policy": found.policy,
+        **fields_of(found, "stopped", "seeds", "searched", "reused", "config", "policy"),
     }
 
 
 def _plain_point(p: Point) -> dict[str, Any]:
     return {
-        "label": p.label,
-        "series": p.series,
-        "level": p.level,
-        "noise": p.noise,
+        **fields_of(p, "label", "series", "level", "noise"),
         "trusts": list(p.trusted),
-        "met": p.met,
-        "failed": p.failed,
+        **fields_of(p, "met", "failed"),
         "cost": _plain_estimate(p.cost),
         "utility": _plain_estimate(p.utility),
         "risks": {name: _plain_estimate(e) for name, e in p.risks.items()},
-        "epsilon": json_number(p.epsilon),
-        "promise": p.promise,
+        **fields_of(p, "epsilon", "promise"),
         "checks": [
-            {"limit": c.limit, "rule": c.rule, "status": c.status, "found": statement(c)}
-            for c in p.checks
+            {**fields_of(c, "limit", "rule", "status"), "found": statement(c)} for c in p.checks
         ],
-        "runs": p.runs,
-        "folders": list(p.folders),
+        **fields_of(p, "runs", "folders"),
     }
 
 
 def _plain_estimate(e: Estimate | None) -> dict[str, Any] | None:
-    if e is None:
-        return None
-    ends = {name: json_number(getattr(e, name)) for name in ("value", "low", "high", "baseline")}
-    return {**ends, "confidence": e.confidence, "n": e.n, "method": e.method}
+    return None if e is None else fields_of(e, *ESTIMATE)

@@ -15,7 +15,7 @@ from fedaudit.decide.diff.pairing import pair_runs
 from fedaudit.decide.gate.evidence import Evidence, gather_evidence
 from fedaudit.decide.gate.policy import Limit, load_policy
 from fedaudit.errors import FedauditError, UsageError
-from fedaudit.files import unwritable, write_atomically
+from fedaudit.files import write_atomically, writing
 from fedaudit.reporting.findings import judge_all, words_for
 from fedaudit.reporting.rules import label_of
 from fedaudit.reporting.timeline import Moment, NeighbouringRuns, TimeLine, timeline_page
@@ -59,11 +59,9 @@ def history(
     lines, changes, folder = _lines(given, limits), _changes(given), Path(out)
     pages = [(name, path / "report.html") for name, path, _ in given]
     there = [(name, os.path.relpath(p, folder) if p.is_file() else "") for name, p in pages]
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "index.html", timeline_page(there, lines, changes, left_out))
-    except OSError as error:
-        raise unwritable(folder, error) from None
     return History(
         path=folder / "index.html",
         lines=tuple(lines),

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedaudit.arrays import Floats, Indices
-from fedaudit.errors import ConfigError, UsageError, nearest
+from fedaudit.errors import ConfigError, UsageError
 from fedaudit.federation.local.analytic import Analytic, analytic_kernel
 from fedaudit.federation.local.loop import Loop
 from fedaudit.federation.local.schedule import Schedule, Training, plan
@@ -143,11 +143,8 @@ class Trainer:
         }
         if self.tier != "auto":
             if self.tier not in makers:
-                raise UsageError(
-                    f"no trainer tier {self.tier!r}",
-                    expected="a tier",
-                    got=repr(self.tier),
-                    remedy=nearest(self.tier, [*makers, "auto"]),
+                raise UsageError.unknown(
+                    f"no trainer tier {self.tier!r}", self.tier, [*makers, "auto"]
                 )
             if self.tier != "loop" and not self._agrees(self.tier, makers[self.tier], data):
                 raise UsageError(

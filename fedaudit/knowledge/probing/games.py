@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fedaudit.accounting import Exposure
 from fedaudit.arrays import Bools, Floats, Indices
@@ -19,7 +20,10 @@ from fedaudit.audits.active_membership.audit import ActiveMembership, Planted, P
 from fedaudit.audits.active_membership.games import Challenge, Universe
 from fedaudit.audits.active_membership.own_model import OwnModel
 from fedaudit.audits.active_membership.probe import gain_for
+from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
+from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.many import run_many
 from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook, declaration_of
 from fedaudit.knowledge.probing.protections import for_clients
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedaudit.audits.active_membership.adversary import Adversary
-    from fedaudit.federation.engine import Federation
 
 
 HELD_BYTES = 1 << 26
@@ -280,7 +283,6 @@ class Games:
 
         A last group with fewer clients runs alone: federations of a batch have equal shapes.
         """
-        from fedaudit.federation.many import run_many
 
         task = adversary.task(classes=self.classes, detectors=detectors)
         n = setups[0][0].shape[1]
@@ -315,11 +317,6 @@ class Games:
     def _federation(
         self, task: Any, setup: tuple[Indices, Hook, Indices, int], rate: float
     ) -> Federation:
-        import torch
-
-        from fedaudit.federation.engine import Federation
-        from fedaudit.federation.local.trainer import ClientData
-
         data, hook, _, address = setup
 
         def client(rows: Indices) -> tuple[Tensor, Tensor]:

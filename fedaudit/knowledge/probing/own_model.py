@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
 from fedaudit.audits.active_membership.own_model import LARGEST, MATCH, OwnModel
 from fedaudit.errors import NotApplicable
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 def refusal(task: Task, training: Training) -> str:
     """Why nothing can be planted in a model; empty if something can."""
-    from torch import nn
 
     kinds = [m for _, m in _layers(task)]
     fits = (
@@ -32,7 +32,6 @@ def refusal(task: Task, training: Training) -> str:
 
 def _layers(task: Task) -> list[tuple[str, Any]]:
     """Names and modules of a sequential model's layers, without flattening."""
-    from torch import nn
 
     named = task.module.named_children() if isinstance(task.module, nn.Sequential) else ()
     return [(name, m) for name, m in named if not isinstance(m, nn.Flatten)]
@@ -42,7 +41,6 @@ def own_model(
     task: Task, training: Training | None, features: int, *, only_sums: bool = False
 ) -> OwnModel:
     """The first two layers of the run's model; NotApplicable if nothing can be planted in it."""
-    from torch import nn
 
     if training is None:
         raise NotApplicable(

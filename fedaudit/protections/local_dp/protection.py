@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.accounting import Exposure, Guarantee
-from fedaudit.errors import ConfigError, OutOfRange, nearest
+from fedaudit.errors import ConfigError, OutOfRange
 from fedaudit.hooks import Hook, NoiseSearch
 from fedaudit.protections.local_dp import MECHANISMS, Discrete, Mechanism, make
 from fedaudit.protections.local_dp.bits import BitCount
@@ -184,11 +184,10 @@ class LocalDP(Hook):
         else:
             for name, pair in self.bounds.items():
                 if name not in columns:
-                    raise ConfigError(
+                    raise ConfigError.unknown(
                         f"protections.local_dp.bounds names a column that is no feature: {name!r}",
-                        expected="a feature of the table",
-                        got=repr(name),
-                        remedy=nearest(name, columns),
+                        name,
+                        columns,
                     )
                 pairs[list(columns).index(name)] = pair
         return replace(

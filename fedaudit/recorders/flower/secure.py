@@ -25,6 +25,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,13 @@ def secure_sum_mod(
     may tell about a client; None: no limit. `only_final`: see `ClientLedger`. A message to train
     without the protocol is refused; one to evaluate is passed on.
     """
-    asked = rules or ClientRules(threshold=threshold)
-    limits = {"bound": float(bound), "most": int(most_examples), "weight": weight}
+    about = _MaskedReplies(
+        keys=keys,
+        rules=rules or ClientRules(threshold=threshold),
+        limits={"bound": float(bound), "most": int(most_examples), "weight": weight},
+        budget=budget,
+        only_final=only_final,
+    )
 
     def masked(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
@@ -144,41 +150,41 @@ def secure_sum_mod(
                     got="a plain one",
                     remedy="wrap the server's strategy",
                 )
-            return _answer(message, _request(record), context, call_next)
+            return about.answer(message, _request(record), context, call_next)
         except FedauditError as error:
             _log.warning("fedaudit secure sum: %s", error)
             why = Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{error.code}: {error.what}")
             return Message(why, reply_to=message)
 
-    def _answer(
-        message: Message, record: Mapping[str, Any], context: Context, call_next: ClientAppCallable
+    return masked
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MaskedReplies:
+    """What a client of `secure_sum_mod` was set up with: it answers the steps of the protocol."""
+
+    keys: str | os.PathLike[str]
+    rules: ClientRules
+    limits: Mapping[str, Any]
+    budget: Budget | None
+    only_final: bool
+
+    def answer(
+        self,
+        message: Message,
+        record: Mapping[str, Any],
+        context: Context,
+        call_next: ClientAppCallable,
     ) -> Message:
-        step, number = record["step"], int(context.node_config["partition-id"])
-        identity, directory = read_keys(keys, number)
-        told = {name: record[name] for name in limits}
-        if told != limits:
+        told = {name: record[name] for name in self.limits}
+        if told != self.limits:
             raise WeakTerms(
                 "the server states other limits of updates than this client",
-                expected=str(limits),
+                expected=str(self.limits),
                 got=str(told),
                 remedy="give strategy and mod the same bound, most_examples and weight",
             )
-        client = Client(
-            number,
-            run=record["run"],
-            round_number=record["round"],
-            training=str(context.run_id),
-            identity=identity,
-            directory=directory,
-            ledger=ClientLedger(
-                number,
-                threshold=asked.threshold,
-                budget=budget,
-                path=Path(keys) / f"{number}.ledger",
-                only_final=only_final,
-            ),
-            rules=asked,
-        )
+        client, step = self._client(record, context), record["step"]
         if step != "advertise" or _has_begun(context, client.run):
             client.load(_kept(context, client.run))
         asks = {"share": client.share, "confirm": client.confirm, "reveal": client.reveal}
@@ -192,7 +198,25 @@ def secure_sum_mod(
         content = RecordDict({KEY: ConfigRecord({"message": answer})})
         return Message(content, reply_to=message)
 
-    return masked
+    def _client(self, record: Mapping[str, Any], context: Context) -> Client:
+        number = int(context.node_config["partition-id"])
+        identity, directory = read_keys(self.keys, number)
+        return Client(
+            number,
+            run=record["run"],
+            round_number=record["round"],
+            training=str(context.run_id),
+            identity=identity,
+            directory=directory,
+            ledger=ClientLedger(
+                number,
+                threshold=self.rules.threshold,
+                budget=self.budget,
+                path=Path(self.keys) / f"{number}.ledger",
+                only_final=self.only_final,
+            ),
+            rules=self.rules,
+        )
 
 
 def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ from fedaudit.errors import TraceError, UsageError
 from fedaudit.files import write_atomically
 from fedaudit.layout import Layout
 from fedaudit.recorders.flower.arrays import Content, Named, misfit, weight_of, whole
+from fedaudit.stats.count_sketch import CountSketch
 from fedaudit.trace import (
     AGGREGATOR,
     ANONYMOUS,
@@ -440,8 +441,6 @@ class Tape:
         elif self._sends == "gradient":
             row *= -1
         if self._count_sketch is None:
-            from fedaudit.stats.count_sketch import CountSketch
-
             width = min(int(self.keep.sketch or 0), layout.width)
             signs = np.random.default_rng(self._seed)
             self._count_sketch = CountSketch(layout.width, width, signs)
