@@ -108,11 +108,15 @@ def _row(name: str, a: VariantAnswer) -> ScaleRow:
 def _decided(a: VariantAnswer) -> str:
     """What is shown in place of the headline, and the headline's value."""
     shown, e = decisive(a).measure, a.finding.estimate
-    text = f"shown is {shown.replace('_', ' ')}, which decided"
+    text = f"shown is {_spoken(shown)}, which decided"
     if e is None or a.finding.measure is None:
         return f"{text}."
     value = f"{number(e.value, a.percent)} ({span(e, a.percent)}, {a.against} {a.chance})"
-    return f"{text}; {a.finding.measure.replace('_', ' ')} is {value}."
+    return f"{text}; {_spoken(a.finding.measure)} is {value}."
+
+
+def _spoken(measure: str) -> str:
+    return " ".join("AUC" if word == "auc" else word for word in measure.replace("_", " ").split())
 
 
 def _shows(a: VariantAnswer) -> float | None:
