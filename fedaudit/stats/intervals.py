@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import require_finite
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.settings import Fraction, require
@@ -394,11 +395,5 @@ def _bca_tails(value: float, draws: Array, jackknife: Array, tails: Array) -> Ar
 
 def _finite(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     x = np.asarray(values, dtype=np.float64)
-    if not np.isfinite(x).all():
-        raise UsageError(
-            "an interval needs finite values",
-            expected="finite numbers",
-            got=f"{int((~np.isfinite(x)).sum())} NaN or infinite entries",
-            remedy="leave them out and say how many",
-        )
+    require_finite(x, "values of an interval", remedy="leave them out and say how many")
     return x

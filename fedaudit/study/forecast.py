@@ -106,7 +106,9 @@ def estimate_cost(given: Config | Prepared) -> Forecast:
     hooks = config.protections.values()
     if any(p.clip_norm is not None for p in hooks):
         stages.append(Stage("allocation", 0.2 * clients))  # epsilons of all clients
-    remarks = [text for p in hooks for text in p.remarks()]
+    star = config.federation.aggregation == "fedavg"
+    together = config.federation.taking_part(clients) if star else 0
+    remarks = [text for p in hooks for text in p.remarks(together)]
     return Forecast(tuple(stages), clients, records, task.layout.width, (*notes, *remarks))
 
 

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedaudit.arrays import AnyRows
 from fedaudit.errors import IntegrityError
-from fedaudit.trace.health import CODES, Arrivals, Health, Problem, Rows
+from fedaudit.trace.health import CODES, Arrivals, Health, Problem
 from fedaudit.trace.schema import (
     AGAIN,
     AGGREGATOR,
@@ -41,7 +42,7 @@ _MIDDLE = (ANONYMOUS, AGGREGATOR, SHUFFLER)
 
 class OpenRound(Protocol):
     @property
-    def blocks(self) -> Mapping[str, Rows]: ...
+    def blocks(self) -> Mapping[str, AnyRows]: ...
 
     @property
     def messages(self) -> tuple[Message, ...]: ...
@@ -228,7 +229,7 @@ class Examination:
         ]
         return max(last) if last else float("inf")
 
-    def _check(self, number: int, i: int, m: Message, blocks: Mapping[str, Rows]) -> None:
+    def _check(self, number: int, i: int, m: Message, blocks: Mapping[str, AnyRows]) -> None:
         for layout, row in m.parts.items():
             have = len(blocks[layout]) if layout in blocks else 0
             if row >= have:

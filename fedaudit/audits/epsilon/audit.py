@@ -35,6 +35,7 @@ from fedaudit.audits.epsilon.outcome import (
     dominating,
     share_of_declared,
 )
+from fedaudit.audits.outright import without_config
 from fedaudit.audits.planning import Aim, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
@@ -144,13 +145,7 @@ class EpsilonAudit(Audit):
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> EpsilonGuess:
         rehearsals: Sequence[Rehearsal] | None = knowledge.extra.get("rehearsals")
         if rehearsals is None:
-            raise NotApplicable(
-                "no rehearsal of the federation",
-                code="no_rehearsal",
-                expected="a run of fedaudit, whose config says how clients train",
-                got="a trace alone",
-                remedy="run the federation with fedaudit",
-            )
+            raise without_config("no rehearsal of the federation", "no_rehearsal")
         if any(r.view.vantage != view.vantage for r in rehearsals):
             raise NotApplicable(
                 "the rehearsal was seen from elsewhere",

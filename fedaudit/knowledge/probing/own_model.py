@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from fedaudit.audits.active_membership.own_model import LARGEST, MATCH, OwnModel
+from fedaudit.audits.outright import without_config
 from fedaudit.errors import NotApplicable
 
 if TYPE_CHECKING:
@@ -43,13 +44,8 @@ def own_model(
     """The first two layers of the run's model; NotApplicable if nothing can be planted in it."""
 
     if training is None:
-        raise NotApplicable(
-            "how clients train is not known",
-            code="training_unknown",
-            expected="a run of fedaudit, whose config says how clients train",
-            got="a recording",
-            remedy='adversary = "fc": what a server could do if clients accept any architecture',
-        )
+        remedy = 'adversary = "fc": what a server could do if clients accept any architecture'
+        raise without_config("how clients train is not known", "training_unknown", remedy)
     kept = _layers(task)
     got = refusal(task, training)
     if not got and kept[0][1].in_features != features:

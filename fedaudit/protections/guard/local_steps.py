@@ -19,8 +19,12 @@ import numpy.typing as npt
 from annotated_types import Gt, Lt
 
 from fedaudit.arrays import Floats
-from fedaudit.errors import DataError
-from fedaudit.protections.guard.own_data import checked_records, logits
+from fedaudit.protections.guard.own_data import (
+    UNREADABLE,
+    checked_records,
+    fails_on_records,
+    logits,
+)
 from fedaudit.settings import Count, NonNegative, PositiveFinite, checked
 
 if TYPE_CHECKING:
@@ -100,13 +104,8 @@ def run(module: Module, x: Any, y: Any, steps: LocalSteps) -> dict[str, LayerVis
                         if g is not None:
                             p.sub_(steps.learning_rate * g)
             _keep(kept, seen, len(x), steps.learning_rate)
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        raise DataError(
-            "the model fails on your own records",
-            expected="records as the model takes them, and a class number for each",
-            got=f"{type(error).__name__}: {str(error)[:200]}",
-            remedy="encode records as for training, or leave them out",
-        ) from None
+    except UNREADABLE as error:
+        raise fails_on_records(error) from None
     return {
         name: LayerVisits(
             name,

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedaudit.arrays import Floats
-from fedaudit.errors import DataError
 from fedaudit.protections.guard.local_steps import by_position, readable, watched
-from fedaudit.protections.guard.own_data import checked_records
+from fedaudit.protections.guard.own_data import UNREADABLE, checked_records, fails_on_records
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -177,13 +176,8 @@ def _preactivations(module: Module, x: Any) -> dict[str, Floats]:
     try:
         with torch.no_grad():
             calls, _ = watched(own, layers, x)
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        raise DataError(
-            "the model fails on your own records",
-            expected="records as the model takes them",
-            got=f"{type(error).__name__}: {str(error)[:200]}",
-            remedy="encode records as for training, or leave them out",
-        ) from None
+    except UNREADABLE as error:
+        raise fails_on_records(error) from None
     out = {}
     for name, each in calls.items():
         parts = [by_position(layers[name], output, len(x), inputs=False) for _, output in each]

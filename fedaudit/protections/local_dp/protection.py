@@ -210,7 +210,7 @@ class LocalDP(Hook):
     def _one(value: float | tuple[float, ...] | None, default: float) -> float:
         return default if value is None or isinstance(value, tuple) else value
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, count: int = 0) -> tuple[str, ...]:
         if "table" not in (self.bounds, self.bounds_from):
             return ()
         return (

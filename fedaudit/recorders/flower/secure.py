@@ -25,9 +25,9 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -277,7 +277,7 @@ def _upload(
     if kept is not None:
         return kept
     try:
-        vector = _vector(message, record, context, call_next, client.clients)
+        vector = _vector(message, record, context, call_next, client.ring(record["bound"]))
         return client.upload(record["message"], vector, digest)
     except Exception as error:  # its kind alone could tell how large an update is
         _log.warning("fedaudit secure sum: training failed: %s", error)
@@ -289,7 +289,7 @@ def _vector(
     record: Mapping[str, Any],
     context: Context,
     call_next: ClientAppCallable,
-    clients: int,
+    ring: RingQuantiser,
 ) -> npt.NDArray[np.unsignedinteger[Any]]:
     """Train, and the quantised update times its weight, followed by the weight."""
     content = RecordDict({k: r for k, r in message.content.items() if k != KEY})
@@ -311,7 +311,6 @@ def _vector(
             remedy="raise most_examples of SecureSumStrategy",
         )
     assert isinstance(weight, int)
-    ring = RingQuantiser(record["bound"], clients)
     update = _flat(after) - _flat({k: before[k] for k in after})
     return ring.encode(np.append(update * (weight / most), weight * ring.step))
 
@@ -324,6 +323,8 @@ class SecureSumStrategy(Strategy):
 
     `keys`: folder with the aggregator's key and everybody's public keys. `threshold`: fewest
     clients in a sum. `bound`: largest number of any update; `most_examples`: largest weight.
+    `modulus_bits`: 64, since updates times their weight over the largest allowed are small numbers;
+    32 for half of the bytes, and up to `bound` x `most_examples` / 2^31 more of error per client.
     `path`: a new folder for the trace, if one is wanted. `timeout`: seconds per message.
     """
 
@@ -335,6 +336,7 @@ class SecureSumStrategy(Strategy):
         threshold: int = 5,
         bound: float = 16.0,
         most_examples: int = 100_000,
+        modulus_bits: Literal[32, 64] = 64,
         path: str | os.PathLike[str] | None = None,
         timeout: float = 3600.0,
     ) -> None:
@@ -346,7 +348,7 @@ class SecureSumStrategy(Strategy):
         self._recorder: Recorder | None = None
         self._grid: Grid | None = None
         self._server: Server | None = None
-        self._ring = RingQuantiser(bound, 1)
+        self._ring = RingQuantiser(bound, 1, modulus_bits)
         self._number: dict[int, int] = {}
         self._sent: list[Message] = []
         self._sizes: dict[int, int] = {}
@@ -369,6 +371,8 @@ class SecureSumStrategy(Strategy):
             round=server_round,
             length=size + 1,
             threshold=self.threshold,
+            bits=self._ring.bits,
+            final=True,  # one sum a round: clients allow no other
             about="".join(digests) if len(digests) == 1 else "",
         )
         server = Server(plan, identity=self._identity, directory=self._directory)
@@ -385,7 +389,7 @@ class SecureSumStrategy(Strategy):
             for node, answer in self._ask("advertise", dict.fromkeys(nodes, b"")).items():
                 self._take(node, self._enrol, node, answer)
             roster = server.roster_message()
-            self._ring = RingQuantiser(self.bound, len(self._number))
+            self._ring = replace(self._ring, clients=len(self._number))
             shared = self._ask("share", dict.fromkeys(self._number, roster))
             accepted = [
                 node
@@ -574,7 +578,7 @@ class SecureSumStrategy(Strategy):
     def _open(self, before: Named) -> Recorder:
         layouts = {**layouts_like(before), QUERY: query_layout(self._clients())}
         assert self._path is not None
-        plan = RunPlan(round=1, length=1)
+        assert self._server is not None
         self._recorder = Recorder(
             self._path,
             layouts=layouts,
@@ -591,9 +595,9 @@ class SecureSumStrategy(Strategy):
                     "covers": ["parameter", "buffer", "integer", "weight", "metadata"],
                     "trust": "clients' identity keys; fewer than a third colluding, 5 % above 100",
                     "threshold": self.threshold,
-                    "modulus": f"2^{plan.bits}",
+                    "modulus": f"2^{self._ring.bits}",
                     "bound": self.bound,
-                    "quorum": plan.quorum,
+                    "quorum": self._server.plan.quorum,
                 }
             ],
         )

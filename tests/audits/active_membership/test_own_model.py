@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedaudit.audits.active_membership import ActiveMembership
+from fedaudit.audits.active_membership import ActiveMembership, scores
 from fedaudit.audits.active_membership.own_model import half_spaces
 from fedaudit.knowledge import KnowledgeBuilder, of_config
 from fedaudit.randomness import Seed
@@ -79,7 +79,7 @@ def test_targets_are_found_in_the_runs_own_model_and_local_steps(sections):
     assert result.estimates["success"].value > 0.97
     assert "30 of 30 games through the engine agree with the closed form" in result.notes
     assert judge(result)[0].verdict == "leak"
-    assert "in the run's own model" in judge(result)[0].statement
+    assert scores.PLANTED["own_model"] in result.notes
 
 
 def test_local_dp_that_drowns_everything_leaves_chance():
@@ -117,7 +117,7 @@ def test_where_nothing_can_be_planted_the_code_says_so(sections, code):
 def test_by_default_the_recorded_architecture_counts_and_any_other_stands_beside():
     """Records that no half-space separates: the own model misses what another model finds."""
     result = audited({"adversary": "auto", "universe": 1500, "records": 15})
-    assert "in the run's own model" in judge(result)[0].statement
+    assert scores.PLANTED["own_model"] in result.notes
     beside = result.estimates["success_any_architecture"]
     alone = audited({"adversary": "fc", "universe": 1500, "records": 15}).estimates["success"]
     assert beside.value == alone.value == 1.0
@@ -135,7 +135,7 @@ def test_by_default_the_recorded_architecture_counts_and_any_other_stands_beside
 )
 def test_behind_noise_any_architecture_is_granted_and_said(protections):
     result = audited({"adversary": "auto"}, protections=protections)
-    assert "if clients accept any architecture" in judge(result)[0].statement
+    assert scores.ANY_MODEL in result.notes
     assert any("nothing was planted in the run's own model" in note for note in result.notes)
     assert "success_any_architecture" not in result.estimates
 
@@ -147,4 +147,4 @@ def test_an_architecture_that_fits_nothing_excludes_the_attack_by_default():
 
 def test_the_planted_architecture_states_its_assumption():
     result = audited({"adversary": "fc"})
-    assert "if clients accept any architecture" in judge(result)[0].statement
+    assert scores.ANY_MODEL in result.notes
