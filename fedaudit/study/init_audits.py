@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,8 @@ class AskedAudit:
         body = [f"[audits.{self.name}]", *self.settings, *(MARKS if self.marks else ())]
         if off is None:
             return [f"# {self.question}", *body, ""]
-        why = f"# {self.question} Off: {off}."
-        return [why, "# Remove the # below to switch it on.", *(f"# {b}" for b in body), ""]
+        why = textwrap.wrap(f"{self.question} Off: {off}.", 96)
+        return [*(f"# {t}" for t in (*why, "Remove the # below to switch it on.", *body)), ""]
 
 
 def asked_audits(*, is_text: bool, organisations: bool, shuffle: bool) -> list[AskedAudit]:
