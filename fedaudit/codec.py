@@ -66,6 +66,17 @@ def decode(value: Any) -> Any:
     return value
 
 
+def fields_of(one: Any, *names: str) -> dict[str, Any]:
+    """Fields of an object as JSON types: tuples as lists, an infinity as "inf" or "-inf"."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain(v) for v in value]
+        return json_number(value) if isinstance(value, float) else value
+
+    return {name: plain(getattr(one, name)) for name in names}
+
+
 def to_json(value: Any, *, sort_keys: bool = False, ensure_ascii: bool = True) -> str:
     """Encoded values as indented JSON text; NaN and infinities are refused."""
     return json.dumps(

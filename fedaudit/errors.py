@@ -61,6 +61,15 @@ class FedauditError(Exception):
             self.what, expected=self.expected, got=self.got, remedy=remedy, code=self.code
         )
 
+    @classmethod
+    def unknown(
+        cls, what: str, name: object, valid: Iterable[str], *, expected: str = "a valid name"
+    ) -> Self:
+        """A name that is not among the `valid` ones: the remedy says which is nearest."""
+        names = tuple(valid)
+        remedy = nearest(str(name), names) if names else f"remove {name!r}"
+        return cls(what, expected=expected, got=repr(name), remedy=remedy)
+
 
 class UsageError(FedauditError):
     exit_code = 2

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fedaudit.errors import ConfigError, FedauditError, IntegrityError, TraceError
+from fedaudit.rows import memory
 from fedaudit.shapes import Shape, misfit
 
 if sys.platform == "win32":
@@ -157,8 +158,6 @@ def most_bytes() -> int:
     """
     said = os.environ.get(MOST_BYTES)
     if said is None:
-        from fedaudit.rows import memory
-
         return max(memory() // 2, LARGEST)
     if not (said.isascii() and said.isdigit() and 0 < len(said) < 19):
         raise ConfigError(
@@ -534,11 +533,20 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
         write_all(descriptor, raw)
 
 
-def unwritable(folder: Path, error: OSError) -> TraceError:
-    """The error for a folder that cannot be written."""
-    return TraceError(
-        f"cannot write to {folder}",
-        expected="a folder that can be written",
-        got=error.strerror or str(error),
-        remedy="choose another folder with `out`",
-    )
+FREE_SPACE = "free some space, or choose another output folder"
+
+
+@contextmanager
+def writing(
+    path: object,
+    error: type[FedauditError] = TraceError,
+    *,
+    expected: str = "a folder that can be written",
+    remedy: str = "choose another folder with `out`",
+) -> Iterator[None]:
+    """Raise `error` if the operating system refuses to write `path`."""
+    try:
+        yield
+    except OSError as refused:
+        got = refused.strerror or str(refused)
+        raise error(f"cannot write {path}", expected=expected, got=got, remedy=remedy) from None

@@ -252,8 +252,11 @@ class Hook:
         """
         return AddedNoise.stated(declared)
 
-    def remarks(self) -> tuple[str, ...]:
-        """Warnings about these settings, shown before a run."""
+    def remarks(self, count: int = 0) -> tuple[str, ...]:
+        """Warnings about these settings, shown before a run.
+
+        `count`: uploads that are aggregated together; 0 if that is not known.
+        """
         return ()
 
     def check_clients(self, count: int) -> None:

@@ -94,12 +94,7 @@ def refuse_unknown(
     names, valid = set(known), {*known, *also}
     for key in given:
         if key not in names:
-            raise ConfigError(
-                f"unknown key {where}.{key}",
-                expected="a setting of this section" if valid else "a section without settings",
-                got=repr(key),
-                remedy=nearest(key, valid) if valid else f"remove {key!r}",
-            )
+            raise ConfigError.unknown(f"unknown key {where}.{key}", key, valid)
 
 
 def _refuse_missing(values: Mapping[str, Any], required: Iterable[str], where: str) -> None:

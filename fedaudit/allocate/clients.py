@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedaudit.data.files.cells import NUMBER, is_missing
 from fedaudit.data.files.table import FileTable, read_table
-from fedaudit.errors import DataError, UsageError, nearest
+from fedaudit.errors import DataError, UsageError
 from fedaudit.federation.topology import edge_list
 from fedaudit.randomness import Seed
 
@@ -91,12 +91,7 @@ def _names(
 
 def _cells(table: FileTable, column: str) -> list[str]:
     if column not in table.columns:
-        raise DataError(
-            f"{table.path} has no column {column!r}",
-            expected="a column of the table",
-            got=repr(column),
-            remedy=nearest(column, table.columns),
-        )
+        raise DataError.unknown(f"{table.path} has no column {column!r}", column, table.columns)
     return list(table.columns[column])
 
 

@@ -12,7 +12,7 @@ from fedaudit.allocate.base import Base
 from fedaudit.allocate.clients import Clients
 from fedaudit.codec import to_json
 from fedaudit.errors import UsageError
-from fedaudit.files import write_atomically
+from fedaudit.files import write_atomically, writing
 from fedaudit.protections.noise_allocation import Allocation, as_settings
 from fedaudit.setup.toml import one_line, update_toml
 
@@ -72,16 +72,9 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def write_files(path: Path, document: Mapping[str, Any], config: str) -> None:
     """Write the table, the document and the config into a folder."""
-    try:
+    with writing(path, UsageError):
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(path / "allocation.csv", table_text(document["clients"]))
         whole = to_json(document, ensure_ascii=False) + "\n"
         write_atomically(path / "allocation.json", whole)
         write_atomically(path / "dp_sgd.toml", config)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {path}",
-            expected="a folder that can be written",
-            got=error.strerror or str(error),
-            remedy="choose another folder with `out`",
-        ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedaudit.allocate.clients import Clients, no_sizes, numbers
 from fedaudit.arrays import Floats
 from fedaudit.data.files.cells import NUMBER
-from fedaudit.errors import UsageError, nearest
+from fedaudit.errors import UsageError
 from fedaudit.protections.noise_allocation import leverage
 
 KINDS = ("size", "group", "degree", "betweenness", "eigenvector")
@@ -108,11 +108,11 @@ def _one(who: Clients, kind: str) -> Floats:
             )
         values = numbers(who.table, kind.removeprefix("column:"))
         return leverage.check_leverage(values, who.names)
-    raise UsageError(
+    raise UsageError.unknown(
         f"there is no leverage {kind!r}",
+        kind,
+        (*KINDS, "column:NAME", "blend"),
         expected="size, group, degree, betweenness, eigenvector, column:NAME or blend",
-        got=repr(kind),
-        remedy=nearest(kind, (*KINDS, "column:NAME", "blend")),
     )
 
 

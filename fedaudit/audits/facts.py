@@ -28,7 +28,7 @@ class Measure:
     method, channel or rate, as in "explained (weights)". `worse` is the direction in which the
     measure gets worse, `unit` its unit, `words` its description in plain English.
     `above_non_members`: only the excess over the baseline counts, because the same number can rise
-    on non-members too.
+    on non-members too. `given`: in a few words, what it assumes beyond the headline.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Measure:
     unit: str
     words: str
     above_non_members: bool = False
+    given: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,14 @@ class Column:
     exact: bool = False
     words: str = ""
 
+
+P_COLUMN = Column(
+    "p",
+    LESS,
+    exact=True,
+    words="how often chance alone gives as much, adjusted for all clients and readings",
+)
+MESSAGES_COLUMN = Column("messages", words="round and number of each message in the trace")
 
 COMMON_COLUMNS = {
     "low": "low end of the interval of the preceding value",
@@ -83,7 +92,8 @@ class Decision:
     the estimate `headline_differs_with`, its headline measures something else than the column.
     `side_measures`: measure -> column; such a measure can show a leak if the headline shows none,
     and an exposed client has a 1 in the column, if there is one. `strength`: the column with the
-    smallest signal that would be found.
+    smallest signal that would be found. `bounds_error`: the setting with the error that the audit
+    has divided among its bounds; without it, rule D1 corrects for their number.
 
     A protection can remove the question; a limit is met then, although the audit is not
     applicable. `removed_by`: code of a need -> fact (as in `Advice`) of the protection that must
@@ -101,6 +111,7 @@ class Decision:
     headline_differs_with: str = ""
     side_measures: Mapping[str, str] = field(default_factory=dict)
     strength: str = ""
+    bounds_error: str = ""
     removed_by: Mapping[str, str] = field(default_factory=dict)
     single_updates_only: bool = False
 
@@ -132,6 +143,15 @@ NOISE = (
     Advice("add noise at the clients (DP-SGD)", unless=("noise_at_step",)),
     Advice("add more noise in DP-SGD", only=("noise_at_step",)),
 )
+HIDE_SENDERS = (
+    Advice(
+        "put a shuffler between clients and server ([protections.shuffle])",
+        unless=("hides_senders",),
+    ),
+    Advice("send no field beside the update that identifies clients", only=("hides_senders",)),
+    ONLY_SUMS,
+)
+"""What helps where senders are known outright."""
 UNITS = Advice("withhold what only few records change (exposure_limit)", unless=("limits_units",))
 
 
@@ -227,6 +247,14 @@ class CurveDrawing:
     @property
     def columns(self) -> tuple[str, ...]:
         return (*self.axes, *self.needs)
+
+
+ROC = CurveDrawing(
+    curve="ROC",
+    kind="roc",
+    axes=("false positives", "true positives"),
+    words="Both axes are logarithmic, few false alarms on the left.",
+)
 
 
 # -- one audit ------------------------------------------------------------------------------------

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedaudit.cli.app import new_app
-from fedaudit.cli.output import AsJson
+from fedaudit.cli.output import AsJson, console
 from fedaudit.codec import to_json
 from fedaudit.data.files import OpenQuestion
 from fedaudit.data.files.sites import FILE, FOLDER
-from fedaudit.errors import UsageError, nearest
+from fedaudit.errors import UsageError
 from fedaudit.reporting.text import clean
 from fedaudit.settings import REQUIRED
 from fedaudit.setup.listing import WRITTEN, listing
@@ -33,12 +34,7 @@ def list_command(
     everything = listing()
     if section is not None:
         if section not in everything:
-            raise UsageError(
-                f"there is no section {section!r}",
-                expected="a section of the list",
-                got=repr(section),
-                remedy=nearest(section, everything),
-            )
+            raise UsageError.unknown(f"there is no section {section!r}", section, everything)
         everything = {section: everything[section]}
     if as_json:
         typer.echo(to_json(everything))
@@ -66,6 +62,15 @@ def _ask(question: OpenQuestion) -> str:
 
 
 READINGS = {FILE: "each file of the folder", FOLDER: "each folder in the folder"}
+
+
+def _print_choice(line: str) -> None:
+    """A choice in lines that fit the terminal; further lines are indented."""
+    before = line[: len(line) - len(line.lstrip())] or "  "
+    for part in textwrap.wrap(
+        line, console().width, subsequent_indent=before, break_on_hyphens=False
+    ):
+        typer.echo(part)
 
 
 @app.command("init")
@@ -110,5 +115,5 @@ def init_command(
         ask=_ask if sys.stdin.isatty() and sys.stdout.isatty() else None,
     )
     for choice in written.choices:
-        typer.echo(clean(choice.line))
+        _print_choice(clean(choice.line))
     typer.echo(f"wrote {written.path}; next: fedaudit run {written.path}")

@@ -19,7 +19,7 @@ from fedaudit.decide.gate.starting import starting_policy
 from fedaudit.decide.power.page import plain_power, show_power
 from fedaudit.decide.power.sample_sizes import power as plan_power
 from fedaudit.errors import UsageError
-from fedaudit.files import write_atomically
+from fedaudit.files import write_atomically, writing
 
 POLICY_FAILED = 4
 """Exit code of a broken policy, and of `diff --fail-on-worse`."""
@@ -159,15 +159,8 @@ def power_command(
 
 
 def _write(file: Path, text: str) -> None:
-    try:
+    with writing(file, UsageError, remedy="make the folder first, or choose another"):
         write_atomically(file, text)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {file}",
-            expected="a file in a folder that exists and can be written",
-            got=error.strerror or str(error),
-            remedy="make the folder first, or choose another",
-        ) from None
 
 
 def _refuse_beside(option: str, **others: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedaudit.cli.app import new_app
+from fedaudit.cli.options import with_options
 from fedaudit.codec import to_json
 from fedaudit.decide.received import ReceivedModels, guard, own_records
 from fedaudit.errors import UsageError
@@ -190,7 +191,6 @@ def _lines(report: GuardReport) -> list[str]:
 
 def _behaviour(report: GuardReport) -> list[str]:
     """What own records show: the tampering and the exposure of a model."""
-    from fedaudit.cli.options import with_options
 
     if report.exposure is None or report.tampering is None:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 
 from fedaudit.cli.app import new_app
@@ -108,7 +109,6 @@ def plan_design(
     as_json: PlainJson = False,
 ) -> None:
     """Design plans of disjoint groups: what they attribute, in how many rounds, and expose."""
-    import numpy as np
 
     check_name(name)
     scores = Scores(

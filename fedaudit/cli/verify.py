@@ -13,14 +13,14 @@ import typer
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, Names
 from fedaudit.codec import to_json
-from fedaudit.errors import IntegrityError, UsageError, nearest
+from fedaudit.errors import IntegrityError, UsageError
 from fedaudit.files import read_bytes
 from fedaudit.reporting.names import Renaming, pseudonyms
 from fedaudit.reporting.text import clean
 from fedaudit.study.folders import entries, is_study, places, runs_at
 from fedaudit.study.purge import RECORDED, find, purge
 from fedaudit.study.seal import SEAL, SIGNATURE, examine_run, sign
-from fedaudit.trace import Trace
+from fedaudit.trace import PUBLIC, Trace
 from fedaudit.trace.examination import examine
 from fedaudit.trace.health import CODES, Health, Problem
 from fedaudit.trace.schema import hub_depths
@@ -161,12 +161,7 @@ def purge_command(
     """Remove what was recorded (trace, truth, checkpoint); results and report stay readable."""
     for part in keep or ():
         if part not in RECORDED:
-            raise UsageError(
-                f"there is no part {part!r} to keep",
-                expected=", ".join(RECORDED),
-                got=repr(part),
-                remedy=nearest(part, RECORDED),
-            )
+            raise UsageError.unknown(f"there is no part {part!r} to keep", part, RECORDED)
     today = datetime.datetime.now(datetime.UTC).date()
     found = find(folder, below=expired, keep=keep or ())
     if not found:
@@ -192,7 +187,7 @@ def pseudonymous(health: Health, federation: Mapping[str, Any]) -> Health:
     hubs = hub_depths(federation)
     named = [p.party for p in health.problems if p.party is not None]
     everyone = [*federation.get("clients", ()), *health.by_party, *named]
-    new = pseudonyms([name for name in everyone if name not in hubs])
+    new = pseudonyms([name for name in everyone if name not in {*hubs, PUBLIC}])
     by = Renaming(new)
     return replace(
         health,

@@ -14,6 +14,7 @@ from fedaudit.cli.output import AsJson, Names, interruptible
 from fedaudit.decide.watch import Watch, follow
 from fedaudit.decide.watch.page import line, plain
 from fedaudit.errors import UsageError, count_of
+from fedaudit.files import writing
 
 BROKEN = 4
 """Exit code of a broken limit."""
@@ -73,12 +74,5 @@ def watch_command(
 
 
 def _appending(file: Path) -> typer.FileTextWrite:
-    try:
+    with writing(file, UsageError, remedy="make the folder first, or choose another"):
         return file.open("a", encoding="utf-8")  # type: ignore[return-value]
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {file}",
-            expected="a file in a folder that exists and can be written",
-            got=error.strerror or str(error),
-            remedy="make the folder first, or choose another",
-        ) from None

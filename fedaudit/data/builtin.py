@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from fedaudit.data import fetch
 from fedaudit.data.dataset import Dataset
-from fedaudit.errors import ConfigError, nearest
+from fedaudit.errors import ConfigError
 from fedaudit.files import read_data
 from fedaudit.randomness import Seed
 
@@ -82,12 +82,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     by_name = {s.name: s for s in known}
     for given in settings:
         if given not in by_name:
-            raise ConfigError(
-                f"data set {name!r} has no setting {given!r}",
-                expected="a setting of this data set" if known else "no settings",
-                got=repr(given),
-                remedy=nearest(given, by_name) if known else f"remove {given!r}",
-            )
+            raise ConfigError.unknown(f"data set {name!r} has no setting {given!r}", given, by_name)
     return {s.name: s.check(name, settings.get(s.name, s.default)) for s in known}
 
 
@@ -104,11 +99,11 @@ def _settings_of(name: str) -> tuple[DatasetSetting, ...]:
         return BUILTIN[name].settings
     if name in fetch.SOURCES:
         return FETCHED_SETTINGS
-    raise ConfigError(
+    raise ConfigError.unknown(
         f"there is no data set called {name!r}",
+        name,
+        [*BUILTIN, *fetch.SOURCES],
         expected="the name of a built-in or fetched data set, or a path to your own files",
-        got=repr(name),
-        remedy=nearest(name, [*BUILTIN, *fetch.SOURCES]),
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,15 @@ import numpy.typing as npt
 from fedaudit.arrays import Indices
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.prepare import unit_labels, units
-from fedaudit.errors import ConfigError, DataError, nearest
+from fedaudit.errors import ConfigError, DataError
 from fedaudit.randomness import Seed
 from fedaudit.settings import Count, PositiveFinite, Share, Whole, checked, require
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Position = npt.ArrayLike | None
+Notes = tuple[str, ...]
 
 _REDRAWS = 50  # of a Dirichlet partition, before single records are moved
 
@@ -86,22 +92,12 @@ class Partition:
 def from_settings(kind: str, settings: Mapping[str, Any] | None = None) -> Kind:
     """The partition kind of that name with its settings; refuses unknown names."""
     if kind not in KINDS:
-        raise ConfigError(
-            f"there is no partition called {kind!r}",
-            expected="the name of a partition",
-            got=repr(kind),
-            remedy=nearest(kind, KINDS),
-        )
+        raise ConfigError.unknown(f"there is no partition called {kind!r}", kind, KINDS)
     given = dict(settings or {})
     known = [f.name for f in fields(KINDS[kind])]
     for name in given:
         if name not in known:
-            raise ConfigError(
-                f"partition {kind!r} has no setting {name!r}",
-                expected="a setting of this partition" if known else "no settings",
-                got=repr(name),
-                remedy=nearest(name, known) if known else f"remove {name!r}",
-            )
+            raise ConfigError.unknown(f"partition {kind!r} has no setting {name!r}", name, known)
     return KINDS[kind](**given)
 
 
@@ -131,33 +127,7 @@ def _checked_units(dataset: Dataset, clients: int | None, kind: str) -> tuple[in
     return clients, unit
 
 
-def _finish(
-    kind: Kind,
-    owner_of_unit: Indices,
-    unit: Indices,
-    clients: int,
-    position: npt.ArrayLike | None,
-    notes: tuple[str, ...] = (),
-    inverted: tuple[bool, ...] = (),
-) -> Partition:
-    owner = owner_of_unit[unit]
-    order = np.argsort(owner, kind="stable")
-    borders = np.searchsorted(owner[order], np.arange(1, clients))
-    width = max(2, len(str(clients - 1)))
-    return Partition(
-        clients=tuple(part.astype(np.int64) for part in np.split(order, borders)),
-        names=tuple(f"client-{k:0{width}d}" for k in range(clients)),
-        organisations=_organisations(kind.kind, position, clients),
-        inverted=inverted,
-        kind=kind.kind,
-        settings=asdict(kind),
-        notes=notes,
-    )
-
-
-def _organisations(
-    kind: str, position: npt.ArrayLike | None, clients: int
-) -> tuple[str, ...] | None:
+def _organisations(kind: str, position: Position, clients: int) -> tuple[str, ...] | None:
     if position is None:
         return None
     return tuple(f"organisation-{g}" for g in _groups(kind, position, clients))
@@ -215,27 +185,59 @@ def _evenly(unit_sizes: Indices, clients: int, rng: np.random.Generator) -> Indi
 # ---------------------------------------------------------------- the kinds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Iid:
-    """Random records, sizes equal to within one."""
+class _Divided:
+    """A kind that divides the records of a dataset among any number of clients."""
 
-    kind: ClassVar[str] = "iid"
+    kind: ClassVar[str]
 
     def partition(
         self,
         dataset: Dataset,
         clients: int | None,
         seed: Seed,
-        position: npt.ArrayLike | None = None,
+        position: Position = None,
     ) -> Partition:
         count, unit = _checked_units(dataset, clients, self.kind)
-        owner = _evenly(np.bincount(unit), count, seed.generator("partition/iid"))
-        return _finish(self, owner, unit, count, position)
+        owner_of_unit, notes = self._owners(dataset, unit, count, seed, position)
+        owner = owner_of_unit[unit]
+        order = np.argsort(owner, kind="stable")
+        borders = np.searchsorted(owner[order], np.arange(1, count))
+        width = max(2, len(str(count - 1)))
+        return Partition(
+            clients=tuple(part.astype(np.int64) for part in np.split(order, borders)),
+            names=tuple(f"client-{k:0{width}d}" for k in range(count)),
+            organisations=_organisations(self.kind, position, count),
+            inverted=self.inverted(count),
+            kind=self.kind,
+            settings=asdict(cast("DataclassInstance", self)),
+            notes=notes,
+        )
+
+    def _owners(
+        self, dataset: Dataset, unit: Indices, count: int, seed: Seed, position: Position
+    ) -> tuple[Indices, Notes]:
+        """The client of every unit, and notes; `unit`: the unit of every record."""
+        raise NotImplementedError
+
+    def inverted(self, count: int) -> tuple[bool, ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iid(_Divided):
+    """Random records, sizes equal to within one."""
+
+    kind: ClassVar[str] = "iid"
+
+    def _owners(
+        self, dataset: Dataset, unit: Indices, count: int, seed: Seed, position: Position
+    ) -> tuple[Indices, Notes]:
+        return _evenly(np.bincount(unit), count, seed.generator("partition/iid")), ()
 
 
 @dataclass(frozen=True, kw_only=True)
 @checked("partition")
-class Dirichlet:
+class Dirichlet(_Divided):
     """Divide each class by shares from Dirichlet(alpha): a small alpha skews clients.
 
     Redraws until every client has `minimum` records; after 50 draws it moves random records of the
@@ -247,14 +249,9 @@ class Dirichlet:
 
     kind: ClassVar[str] = "dirichlet"
 
-    def partition(
-        self,
-        dataset: Dataset,
-        clients: int | None,
-        seed: Seed,
-        position: npt.ArrayLike | None = None,
-    ) -> Partition:
-        count, unit = _checked_units(dataset, clients, self.kind)
+    def _owners(
+        self, dataset: Dataset, unit: Indices, count: int, seed: Seed, position: Position
+    ) -> tuple[Indices, Notes]:
         if count * self.minimum > len(dataset):
             raise DataError(
                 f"dataset {dataset.name!r} is too small for this partition",
@@ -279,7 +276,7 @@ class Dirichlet:
                 f"after {_REDRAWS} draws some clients were still below minimum = {self.minimum}: "
                 f"{moved} {what} were moved from the largest clients",
             )
-        return _finish(self, owner, unit, count, position, notes)
+        return owner, notes
 
     def _draw(
         self, label: Indices, sizes: Indices, count: int, rng: np.random.Generator
@@ -328,24 +325,19 @@ class Dirichlet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByLabel:
+class ByLabel(_Divided):
     """Records sorted by label and cut into runs of equal size: each client sees few classes."""
 
     kind: ClassVar[str] = "by_label"
 
-    def partition(
-        self,
-        dataset: Dataset,
-        clients: int | None,
-        seed: Seed,
-        position: npt.ArrayLike | None = None,
-    ) -> Partition:
-        count, unit = _checked_units(dataset, clients, self.kind)
+    def _owners(
+        self, dataset: Dataset, unit: Indices, count: int, seed: Seed, position: Position
+    ) -> tuple[Indices, Notes]:
         label, sizes = unit_labels(dataset.y, unit), np.bincount(unit)
         order = np.lexsort((seed.generator("partition/by_label").random(len(label)), label))
         owner = np.empty(len(label), dtype=np.int64)
         owner[order] = _contiguous(sizes[order], count)
-        return _finish(self, owner, unit, count, position)
+        return owner, ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +354,7 @@ class ByOwner:
         dataset: Dataset,
         clients: int | None,
         seed: Seed,
-        position: npt.ArrayLike | None = None,
+        position: Position = None,
     ) -> Partition:
         if dataset.client is None:
             raise DataError(
@@ -416,21 +408,16 @@ class ByOwner:
 
 @dataclass(frozen=True, kw_only=True)
 @checked("partition")
-class Inverted:
+class Inverted(_Divided):
     """Random records; every client but the target sees 1 - x: [TwoStage] Section 6.4.1."""
 
     target: Whole = 0
 
     kind: ClassVar[str] = "inverted"
 
-    def partition(
-        self,
-        dataset: Dataset,
-        clients: int | None,
-        seed: Seed,
-        position: npt.ArrayLike | None = None,
-    ) -> Partition:
-        count, unit = _checked_units(dataset, clients, self.kind)
+    def _owners(
+        self, dataset: Dataset, unit: Indices, count: int, seed: Seed, position: Position
+    ) -> tuple[Indices, Notes]:
         if self.target >= count:
             raise ConfigError(
                 f"partition 'inverted': there is no client {self.target}",
@@ -454,13 +441,15 @@ class Inverted:
                 remedy="switch standardising off, scale the features to [0, 1], or use images",
             )
         owner = _evenly(np.bincount(unit), count, seed.generator("partition/inverted"))
-        flags = tuple(k != self.target for k in range(count))
-        return _finish(self, owner, unit, count, position, inverted=flags)
+        return owner, ()
+
+    def inverted(self, count: int) -> tuple[bool, ...]:
+        return tuple(k != self.target for k in range(count))
 
 
 @dataclass(frozen=True, kw_only=True)
 @checked("partition")
-class Coupled:
+class Coupled(_Divided):
     """Class mix tied to a client's position: [TopologyAwareDP] Section VI-A, Setting C.
 
     Client i's target is Delta_i = (1 - eta) Dirichlet(alpha) + eta e_c with c = phi(i) mod C, where
@@ -477,7 +466,7 @@ class Coupled:
     kind: ClassVar[str] = "coupled"
 
     def targets(
-        self, classes: int, clients: int, seed: Seed, position: npt.ArrayLike | None = None
+        self, classes: int, clients: int, seed: Seed, position: Position = None
     ) -> npt.NDArray[np.float64]:
         """Target class mix of every client (clients, classes); rows sum to 1."""
         phi: Indices = np.arange(clients, dtype=np.int64)
@@ -497,14 +486,9 @@ class Coupled:
         out[np.arange(clients), phi % classes] += self.eta
         return out / out.sum(axis=1, keepdims=True)
 
-    def partition(
-        self,
-        dataset: Dataset,
-        clients: int | None,
-        seed: Seed,
-        position: npt.ArrayLike | None = None,
-    ) -> Partition:
-        count, unit = _checked_units(dataset, clients, self.kind)
+    def _owners(
+        self, dataset: Dataset, unit: Indices, count: int, seed: Seed, position: Position
+    ) -> tuple[Indices, Notes]:
         label = unit_labels(dataset.y, unit)
         classes = max(len(dataset.classes), int(label.max()) + 1)
         targets = self.targets(classes, count, seed, position)
@@ -540,7 +524,7 @@ class Coupled:
         notes: tuple[str, ...] = ()
         if len(spare):
             notes = (f"{len(spare)} of {n} were dealt at random: their class was not asked for",)
-        return _finish(self, owner, unit, count, position, notes)
+        return owner, notes
 
 
 Kind = Iid | Dirichlet | ByLabel | ByOwner | Inverted | Coupled

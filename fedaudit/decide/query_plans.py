@@ -20,8 +20,8 @@ from annotated_types import Ge
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.query_plan import PlanAudit, align_clients, audit_plan
-from fedaudit.errors import DataError, NotApplicable, UsageError, nearest
-from fedaudit.files import Unreadable, read_text
+from fedaudit.errors import DataError, NotApplicable, UsageError
+from fedaudit.files import Unreadable, read_text, writing
 from fedaudit.results import Estimate
 from fedaudit.settings import AtLeastTwo, Count, require
 from fedaudit.stats import plan_design, query_plans
@@ -164,11 +164,11 @@ def _add_query(queries: Queries, add: Sequence[str], add_to: int | None) -> Addi
         if at is not None:
             row[at] = 1.0
         else:
-            raise UsageError(
+            raise UsageError.unknown(
                 f"{name!r} is not a client in this plan",
+                name,
+                queries.names,
                 expected="a client's name, or its number from 0",
-                got=repr(name),
-                remedy=nearest(name, queries.names),
             )
     return added_by(queries.rounds[number], row)
 
@@ -360,11 +360,8 @@ class Designs:
             if design.name == name:
                 return design
         check_name(name)
-        raise UsageError(
-            f"{name} does not fit these clients",
-            expected="a design in the table",
-            got=repr(name),
-            remedy=nearest(name, [d.name for d in self.designs]),
+        raise UsageError.unknown(
+            f"{name} does not fit these clients", name, [d.name for d in self.designs]
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -393,12 +390,7 @@ def design_names(swaps: Sequence[float] = SWAPS) -> tuple[str, ...]:
 def check_name(name: str) -> None:
     """Refuse an unknown design."""
     if name not in design_names():
-        raise UsageError(
-            f"there is no design {name!r}",
-            expected="a design in the table",
-            got=repr(name),
-            remedy=nearest(name, design_names()),
-        )
+        raise UsageError.unknown(f"there is no design {name!r}", name, design_names())
 
 
 def design(
@@ -580,17 +572,12 @@ def client_names(clients: int) -> tuple[str, ...]:
 
 def write_table(path: str | os.PathLike[str], plan: npt.NDArray[np.uint8]) -> None:
     """Write a plan (T, G, K) as a CSV table; `check` reads it."""
-    try:
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(["round", "query", *client_names(plan.shape[-1])])
-            for t, rows in enumerate(plan, start=1):
-                for q, row in enumerate(rows):
-                    table.writerow([t, q, *row.tolist()])
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}",
-            expected="a file in an existing folder",
-            got=error.strerror or str(error),
-            remedy="choose another place",
-        ) from None
+    with (
+        writing(path, DataError, remedy="choose another place"),
+        Path(path).open("w", newline="", encoding="utf-8") as file,
+    ):
+        table = csv.writer(file)
+        table.writerow(["round", "query", *client_names(plan.shape[-1])])
+        for t, rows in enumerate(plan, start=1):
+            for q, row in enumerate(rows):
+                table.writerow([t, q, *row.tolist()])

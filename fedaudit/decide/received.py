@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedaudit.data.files import read
 from fedaudit.errors import UsageError
 from fedaudit.frames import Row, Tabular
@@ -18,6 +20,8 @@ from fedaudit.randomness import Seed
 from fedaudit.study.folders import recordings_at
 from fedaudit.study.seal import open_trace
 from fedaudit.tasks.catalogue import SCIKIT, build_module, scikit_learn
+from fedaudit.tasks.classifier import Classifier
+from fedaudit.tasks.task import Task
 from fedaudit.trace import Trace
 
 Place = str | os.PathLike[str]
@@ -152,10 +156,6 @@ def own_records(data: Any, module: Any, label: str | None = None) -> dict[str, A
         )
     if isinstance(data, tuple):
         return {"data": data, "module": module}
-    import torch
-
-    from fedaudit.tasks.classifier import Classifier
-    from fedaudit.tasks.task import Task
 
     records = read(data, label=label, one_class=True)
     if not isinstance(module, str):

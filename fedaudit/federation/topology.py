@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import DataError, UsageError, nearest
+from fedaudit.errors import DataError, UsageError
 from fedaudit.files import Unreadable, read_text
 from fedaudit.randomness import Seed
 from fedaudit.settings import Count, Share, checked, require
@@ -322,12 +322,7 @@ def _client(text: str, names: Mapping[str, int] | None, n: int, where: str) -> i
     if text.isascii() and text.isdigit() and int(text) < n and names is None:
         return int(text)
     if names is not None:
-        raise DataError(
-            f"{where}: unknown client {text!r}",
-            expected="the name of a client",
-            got=repr(text),
-            remedy=nearest(text, names),
-        )
+        raise DataError.unknown(f"{where}: unknown client {text!r}", text, names)
     raise DataError(
         f"{where}: unknown client {text!r}",
         expected=f"a number from 0 to {n - 1}",
@@ -395,14 +390,12 @@ KINDS: dict[str, TopologyKind] = {
 def build(kind: str, n: int, seed: Seed, **settings: Any) -> Topology:
     """Build the topology `kind` over `n` clients; an error suggests the nearest name."""
     if kind not in KINDS:
-        raise UsageError(f"unknown topology {kind!r}", got=repr(kind), remedy=nearest(kind, KINDS))
+        raise UsageError.unknown(f"unknown topology {kind!r}", kind, KINDS)
     row = KINDS[kind]
     for name in settings:
         if name not in row.settings:
-            raise UsageError(
-                f"topology {kind!r} has no setting {name!r}",
-                got=f"{name} = {settings[name]!r}",
-                remedy=nearest(name, row.settings),
+            raise UsageError.unknown(
+                f"topology {kind!r} has no setting {name!r}", name, row.settings
             )
     if kind == "edge_list" and "path" not in settings:
         raise UsageError(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedaudit.arrays import Indices
 from fedaudit.audits.audit import Candidates
@@ -49,7 +50,6 @@ def candidates_and_enrolled(
     The second mapping has up to `enrolled` further records of every client, which the adversary
     knows to be the client's.
     """
-    import torch
 
     others, doubles = _non_members(records)
     rng = seed.generator("candidates")
@@ -116,7 +116,6 @@ def halves(records: Records, seed: Seed) -> tuple[Records, Records]:
 
 def population(records: Records, most: int, seed: Seed) -> Candidates:
     """At most `most` held-out records, one example each, as a sample of the population."""
-    import torch
 
     rng = seed.generator("population")
     own = _one_per_record(records.task.encode(records.others), rng)
@@ -126,7 +125,6 @@ def population(records: Records, most: int, seed: Seed) -> Candidates:
 
 def _one_per_record(examples: Examples, rng: np.random.Generator) -> Examples:
     """One example of every record, drawn at random."""
-    import torch
 
     order = rng.permutation(len(examples))
     _, first = np.unique(examples.record.numpy()[order], return_index=True)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.active_membership.own_model import OwnModel
 from fedaudit.audits.active_membership.probe import Planting
 from fedaudit.audits.reconstruction.dishonest import PlantedRound
 from fedaudit.audits.reconstruction.planting import Kind, PlantedLayers, plant
-from fedaudit.audits.reconstruction.rows import EVERYBODY, rows_of
+from fedaudit.audits.records.seen import EVERYBODY, rows_of
 from fedaudit.errors import FedauditError, NotApplicable
 from fedaudit.knowledge.probing.own_model import own_model
 from fedaudit.knowledge.records import Records
@@ -69,7 +70,6 @@ def planted_rounds(
 
 def _plantable(made: Prepared | None, features: int) -> OwnModel:
     """The run's model, if ReLU units can be planted in it and steps keep a ratio of sums."""
-    from torch import nn
 
     if made is None:
         raise _refused("how clients train is not known", "a recording")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import torch
 from annotated_types import MinLen
 
 from fedaudit import foreign
@@ -38,6 +39,10 @@ from fedaudit.settings import Count, EachOnce, SeedNumber, check, checked, requi
 from fedaudit.setup.marks import family_of, templates_of
 from fedaudit.setup.prepare import Prepared
 from fedaudit.tasks.catalogue import as_module, load_factory
+from fedaudit.tasks.classifier import Classifier
+from fedaudit.tasks.gradients import MeanGradient
+from fedaudit.tasks.language_model import LanguageModel
+from fedaudit.tasks.task import Task as AnyTask
 from fedaudit.watermarks.fictitious import unknown_tokens
 from fedaudit.watermarks.marking import GreenMarking, Marking
 from fedaudit.watermarks.templates import Drawn, MarkTemplates
@@ -119,7 +124,6 @@ class OwnerMarks:
         ]
         # sets of one size, so that templates of all sets are equally exact
         size = min(most, *(len(x) for x, _ in (*own.values(), *control)))
-        from fedaudit.tasks.gradients import MeanGradient
 
         return MarkTemplates(
             gradient=MeanGradient(task),
@@ -135,15 +139,11 @@ class OwnerMarks:
         )
 
     def _encoded(self, task: Task, name: str, documents: Sequence[Document]) -> Drawn:
-        from fedaudit.tasks.language_model import LanguageModel
-
         if isinstance(task, LanguageModel):
             return self._windows(task, name, documents)
         return self._records(task, name, documents)
 
     def _windows(self, task: Any, name: str, documents: Sequence[Document]) -> Drawn:
-        import torch
-
         texts = [d["text"] for d in documents if "text" in d]
         if len(texts) < len(documents):
             raise _other_kind(self.folder, name, "texts for a language model", "records with x")
@@ -170,8 +170,6 @@ class OwnerMarks:
         return torch.from_numpy(cut), torch.zeros(len(cut), dtype=torch.int64)
 
     def _records(self, task: Task, name: str, documents: Sequence[Document]) -> Drawn:
-        import torch
-
         if any("x" not in d or "y" not in d for d in documents):
             raise _other_kind(self.folder, name, "records with x and y for a classifier", "texts")
         try:
@@ -243,8 +241,6 @@ class OwnerMarks:
                     remedy="return one document per record that the owner gave away",
                 )
             return _first(self._encoded(task, f"key {key}", documents), most)
-
-        from fedaudit.tasks.gradients import MeanGradient
 
         drawn = Seed(null_seed)
         return MarkTemplates(
@@ -349,9 +345,6 @@ def _refuse_repeated(
 def model_for_marks(trace: Trace, given: Config | None, model: str | None) -> Task:
     """The task whose gradients are taken: named by `model`, the run's own, or the manifest's."""
     if model is not None:
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import Task as AnyTask
-
         built = foreign.call(model, load_factory(model), expected="a torch module, or a Task")
         return built if isinstance(built, AnyTask) else Classifier(as_module(model, built))
     if given is not None:

@@ -13,6 +13,7 @@ from fedaudit.audits.attribution.template import FEWEST_UNUSED
 from fedaudit.errors import NothingToSay
 from fedaudit.knowledge.records import Records
 from fedaudit.randomness import Seed
+from fedaudit.tasks.gradients import MeanGradient
 from fedaudit.watermarks.templates import Drawn, MarkTemplates
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ class DrawnSets:
     most: int
 
     def templates(self, size: int) -> MarkTemplates:
-        from fedaudit.tasks.gradients import MeanGradient
-
         def control(number: int) -> Drawn:
             rows = slice(number * size, (number + 1) * size)
             return self.others[0][rows], self.others[1][rows]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.epsilon.canaries import (
@@ -23,6 +24,7 @@ from fedaudit.audits.epsilon.canaries import (
     place_canaries,
 )
 from fedaudit.errors import NotApplicable
+from fedaudit.federation.requests import run_rounds
 from fedaudit.randomness import Seed
 from fedaudit.setup.canaries import (
     added_power,
@@ -217,7 +219,6 @@ def rehearse_clients(
 
     Everything after training is production: clipping, noise, secure sums, the shuffler, the server.
     """
-    import torch
 
     rounds, task, real = federation.rounds, federation.task, len(federation.party)
     only_sums = any(h.only_sums for h in federation.protections) or promises[0].once
@@ -300,7 +301,6 @@ def _of_clients(played: Federation, promises: tuple[Promise, ...]) -> tuple[Prom
 
 def _with_clients(data: ClientData, more: int) -> ClientData:
     """Client data with `more` clients that hold one blank example each."""
-    import torch
 
     last = len(data.x)
     blank_x = torch.zeros_like(data.x[:1]).repeat(more, *(1,) * (data.x.dim() - 1))
@@ -327,7 +327,6 @@ def _record_canaries(
     federation: Federation, audit: EpsilonAudit, seed: Seed
 ) -> list[tuple[Tensor, Tensor, float]]:
     """Examples (x, y) and their size; a fifth of all canaries."""
-    import torch
 
     data, task = federation.clients_data, federation.task
     number = audit.canaries // 5 if audit.gradients else audit.canaries
@@ -360,7 +359,6 @@ def _gradients(
     federation: Federation, records: Sequence[tuple[Tensor, Tensor, float]]
 ) -> Gradients | None:
     """Gradients of the record canaries at any model: the adversary chose them."""
-    import torch
 
     if not records:
         return None
@@ -385,8 +383,6 @@ def recorded(federation: Federation, train: Train | None = None) -> tuple[Any, A
         if train is None:
             federation.run(recorder)
         else:
-            from fedaudit.federation.requests import run_rounds
-
             run_rounds(federation.round_loop(recorder), train)
 
     messages = federation.rounds.rounds * (len(federation.party) + 1)

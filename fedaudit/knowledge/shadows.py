@@ -26,12 +26,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 
 from fedaudit.arrays import Bools, Indices
 from fedaudit.audits.audit import Candidates, columns_for
 from fedaudit.data import files, prepare
 from fedaudit.data import partition as partitions
 from fedaudit.errors import DataError, FedauditError, NotApplicable, NothingToSay
+from fedaudit.federation.engine import Federation
+from fedaudit.federation.local.trainer import ClientData
+from fedaudit.federation.many import run_many
 from fedaudit.federation.topology import Topology
 from fedaudit.hooks import Hook, declaration_of
 from fedaudit.knowledge.records import require_unchanged_data
@@ -49,7 +53,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedaudit.data.dataset import Dataset
-    from fedaudit.federation.engine import Federation
     from fedaudit.tasks.task import Task
 
 Prior = Literal["auto", "matched", "dirichlet"]
@@ -156,8 +159,6 @@ class ShadowFederations:
         return [range(end - block, min(end, self.count)) for end in ends]
 
     def _trained(self, numbers: range) -> Iterator[tuple[View, Truth]]:
-        from fedaudit.federation.many import run_many
-
         made = [self._one(s) for s in numbers]
         federations = [f for f, _ in made]
         declared = [declaration_of(p) for p in self.protections]
@@ -184,8 +185,6 @@ class ShadowFederations:
 
     def _one(self, number: int) -> tuple[Federation, MemoryTruth]:
         """Shadow `number`, and its true labels, which the adversary knows."""
-        from fedaudit.federation.engine import Federation
-        from fedaudit.federation.local.trainer import ClientData
 
         seed = Seed(self.seed.key("shadow", number))
         sample, origin = self._sample(seed)
@@ -230,7 +229,6 @@ class ShadowFederations:
     ) -> dict[str, Bools]:
         """Give each planted party half of its candidates, and records of the corpus with the class
         mix of its candidates; party -> which candidates."""
-        import torch
 
         if not self.planted:
             return {}
@@ -281,7 +279,6 @@ class ShadowFederations:
         self, sample: Dataset, origin: Indices, parts: Any
     ) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor] | None]:
         """Examples of every client, and the unit of privacy of each unless that is the example."""
-        import torch
 
         x, y, first, length = self._examples()
         units = {p.clip_unit for p in self.protections if p.clip_norm is not None}
@@ -308,8 +305,6 @@ class ShadowFederations:
     def _examples(self) -> tuple[Tensor, Tensor, Indices, Indices]:
         """x and y of the corpus, and for every record its first example and its number of them."""
         if "_encoded_corpus" not in self.__dict__:
-            import torch
-
             own = self.task.encode(self.corpus)
             order = torch.argsort(own.record, stable=True)
             length = np.bincount(own.record.numpy(), minlength=len(self.corpus)).astype(np.int64)
@@ -519,7 +514,6 @@ def as_declared(hook: Hook, trace: Trace) -> Hook:
 
 def start_from(task: Task, trace: Trace, columns: Indices | None) -> None:
     """Set the task's initial weights to the model that the target's clients first received."""
-    import torch
 
     for i, m in enumerate(trace.messages(1)):
         if m.kind == "model" and m.step == 0 and MODEL in m.parts:

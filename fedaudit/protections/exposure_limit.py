@@ -75,7 +75,7 @@ class ExposureLimit(UpdateNoise):
         own = {"least_records": self.least_records, "refuse_above": self.refuse_above}
         return {**super().declare(), **own}
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, count: int = 0) -> tuple[str, ...]:
         return ("exposure_limit: dropping units promises nothing; epsilon is that of its noise",)
 
     # -- inside a run ------------------------------------------------------------------------------

@@ -11,11 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fedaudit.arrays import Bools
 from fedaudit.audits.epsilon import EpsilonAudit
 from fedaudit.audits.epsilon.canaries import CanaryVectors, Promise, place_canaries
 from fedaudit.errors import ConfigError
+from fedaudit.federation.local.planted import planted_in
 from fedaudit.randomness import Seed
 from fedaudit.tasks.lora import DenseLoRA
 
@@ -78,9 +80,6 @@ def plant(
 
     `records`: examples (x, y) with their sizes, dealt to clients in turn.
     """
-    import torch
-
-    from fedaudit.federation.local.planted import planted_in
 
     canaries, coins = _place(federation, audit, seed, len(records))
     first = len(canaries) - len(records)

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from fedaudit.audits import AUDITS
-from fedaudit.errors import ConfigError, nearest
+from fedaudit.errors import ConfigError
 from fedaudit.protections import PROTECTIONS
 
 __all__ = ["AUDITS", "PROTECTIONS", "find"]
@@ -15,11 +15,6 @@ __all__ = ["AUDITS", "PROTECTIONS", "find"]
 def find(table: dict[str, str], kind: str, name: str) -> Any:
     """The class with this name; an unknown name is refused with the nearest known one."""
     if name not in table:
-        raise ConfigError(
-            f"unknown {kind} {name!r}",
-            expected=f"the name of {'an' if kind[0] in 'aeiou' else 'a'} {kind}",
-            got=repr(name),
-            remedy=nearest(name, table),
-        )
+        raise ConfigError.unknown(f"unknown {kind} {name!r}", name, table)
     module, _, attribute = table[name].partition(":")
     return getattr(importlib.import_module(module), attribute)

@@ -16,7 +16,7 @@ from fedaudit import settings
 from fedaudit.audits import facts_of
 from fedaudit.data import builtin, files
 from fedaudit.data import partition as partitions
-from fedaudit.errors import ConfigError, UsageError, nearest
+from fedaudit.errors import ConfigError, UsageError
 from fedaudit.federation import topology as topologies
 from fedaudit.federation.local.schedule import Training
 from fedaudit.federation.rounds import Rounds
@@ -362,12 +362,7 @@ def _check_sections(raw: dict[str, Any], where: str) -> None:
     """Refuse unknown sections and a wrong seed; fill in missing sections and the seed, in place."""
     for key in raw:
         if key not in SECTIONS:
-            raise ConfigError(
-                f"unknown section {key!r} in {where}",
-                expected="a section of a config",
-                got=repr(key),
-                remedy=nearest(key, SECTIONS),
-            )
+            raise ConfigError.unknown(f"unknown section {key!r} in {where}", key, SECTIONS)
     seed = raw.setdefault("seed", seeds.draw())
     if not seeds.is_seed(seed):
         raise ConfigError(
@@ -439,12 +434,7 @@ def _rest(section: Mapping[str, Any]) -> dict[str, Any]:
 def _kind_of(section: Mapping[str, Any], table: Iterable[str], what: str) -> str:
     kind = section["kind"]
     if not isinstance(kind, str) or kind not in table:
-        raise ConfigError(
-            f"unknown {what} {kind!r}",
-            expected=f"the name of a {what}",
-            got=repr(kind),
-            remedy=nearest(str(kind), table),
-        )
+        raise ConfigError.unknown(f"unknown {what} {kind!r}", kind, table)
     return kind
 
 

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedaudit.data import builtin, files, prepare
 from fedaudit.data import partition as partitions
 from fedaudit.data.shortage import shortage
 from fedaudit.errors import ConfigError, DataError, count_of
 from fedaudit.federation import topology as topologies
+from fedaudit.federation.engine import Federation
+from fedaudit.federation.local.trainer import ClientData
 from fedaudit.matching import MOST, listed, match_clients
 from fedaudit.protections.dp_sgd import DPSGD
 from fedaudit.protections.local_dp.protection import LocalDP
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
 
     from fedaudit.data.dataset import Dataset
     from fedaudit.data.partition import Partition
-    from fedaudit.federation.engine import Federation
     from fedaudit.federation.topology import Topology
     from fedaudit.hooks import Hook
     from fedaudit.layout import Layout
@@ -279,8 +281,6 @@ class SharedData:
 
 def build(given: Config | Prepared) -> tuple[Federation, dict[str, Any]]:
     """The federation of a config, and the facts that only the truth knows."""
-    from fedaudit.federation.engine import Federation
-    from fedaudit.federation.local.trainer import ClientData
 
     made = Prepared.of(given)
     config, seed, train, test = made.config, made.seed, made.train, made.test
@@ -348,7 +348,6 @@ def _client_examples(
     units: Collection[str | None],
 ) -> tuple[list[Examples], list[Tensor] | None]:
     """Examples of every client, and the unit of privacy of each unless that is the example."""
-    import torch
 
     clients, groups = [], []
     for c in range(len(parts)):
@@ -384,7 +383,6 @@ def _facts(
     sizes: Sequence[int],
 ) -> dict[str, Any]:
     """The facts that only the truth knows; `sizes` are the examples of each client."""
-    import torch
 
     parts, region, classes = assignment.parts, assignment.region, _class_count(train)
     histograms = parts.class_histograms(train.y, classes)

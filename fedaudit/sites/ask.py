@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedaudit import knowledge
-from fedaudit.files import unwritable
+from fedaudit.files import writing
 from fedaudit.randomness import Seed
 from fedaudit.sites.files import KEY, VERSION, sha256, write
 from fedaudit.sites.recordings import owner_of
@@ -41,15 +41,13 @@ def ask(
     pools, members, _ = knowledge.candidates(mine, records, Seed(secrets.randbits(64)))
     pool = pools[party]
     path = Path(out)
-    try:
+    with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             classes = np.array(mine.own[party].classes, dtype=str)
             np.savez(
                 file, party=np.array(party), classes=classes, x=pool.x.numpy(), y=pool.y.numpy()
             )
-    except OSError as error:
-        raise unwritable(path.parent, error) from None
     answers = {"asked_sha256": sha256(path), "member": [bool(m) for m in members[party]]}
     write(key, {"format": KEY, "version": VERSION, **answers})
     return len(pool)

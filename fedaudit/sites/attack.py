@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedaudit import __version__
 from fedaudit.audits.audit import Candidates, Knowledge
@@ -135,7 +136,6 @@ def _membership(
     model: str | None,
 ) -> dict[str, Any]:
     """One score per record in `asked`: greater means that the site trained on it."""
-    import torch
 
     if not asked or model is None:
         raise NotApplicable(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fedaudit.accounting import history_of, opacus_history
 from fedaudit.arrays import Bools
@@ -109,7 +110,6 @@ class SiteCanaries:
 
         `rate`: learning rate over the divisor of the noisy sum; None if steps are not plain SGD.
         """
-        import torch
 
         shapes = {name: tuple(g.shape[1:]) for name, g in gradients.items()}
         self._prepare(shapes, clip=clip, sampling_rate=sampling_rate, rate=rate)
@@ -193,7 +193,6 @@ class SiteCanaries:
 
     def _rows(self, clip: float, sampling_rate: float) -> dict[str, Tensor]:
         """Gradients of the inserted canaries drawn in one step: tensor -> (k, ...)."""
-        import torch
 
         assert self._planted is not None
         layout, canaries, coins = self._planted
@@ -234,7 +233,6 @@ def _trained(parameter: Any) -> bool:
 
 def _plain_rate(optimizer: Any) -> float | None:
     """Learning rate over the divisor of the noisy sum; None if steps are not plain SGD."""
-    import torch
 
     inner = getattr(optimizer, "original_optimizer", optimizer)
     groups = inner.param_groups
@@ -251,7 +249,6 @@ def _plain_rate(optimizer: Any) -> float | None:
 
 def _append(parameter: Any, rows: Tensor) -> None:
     """Put rows behind a parameter's gradients of single records."""
-    import torch
 
     each = parameter.grad_sample
     if isinstance(each, list):  # several backward passes before one step

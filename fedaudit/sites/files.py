@@ -14,8 +14,8 @@ from fedaudit.files import (
     read_npz,
     read_object,
     sha256_of,
-    unwritable,
     write_atomically,
+    writing,
 )
 from fedaudit.shapes import NOTHING, Shape, at_least, misfit
 
@@ -31,11 +31,9 @@ _NOUNS = {GUESSES: "guesses", COUNTS: "counts", KEY: "a key", CANARIES: "canarie
 
 def write(file: str | os.PathLike[str], raw: Mapping[str, Any]) -> None:
     path = Path(file)
-    try:
+    with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, to_json(raw, sort_keys=True) + "\n")
-    except OSError as error:
-        raise unwritable(path.parent, error) from None
 
 
 def sha256(file: str | os.PathLike[str]) -> str:

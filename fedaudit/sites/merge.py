@@ -14,7 +14,7 @@ import numpy as np
 from fedaudit import __version__
 from fedaudit.codec import to_json
 from fedaudit.errors import FormatError, TraceError, UsageError, count_of
-from fedaudit.files import unwritable, write_atomically
+from fedaudit.files import write_atomically, writing
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all, settled
 from fedaudit.results import AuditResult, Estimate, Need
@@ -104,6 +104,12 @@ def _refuse_other_methods(
             )
 
 
+def _about(name: str, guess: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that every merged result of an audit has."""
+    same = {key: guess[key] for key in ("question", "vantage", "settings", "source")}
+    return {"audit": name, "trace_sha256": raw["trace_sha256"], **same}
+
+
 def _merge_linkage(
     name: str,
     guess: Mapping[str, Any],
@@ -111,14 +117,7 @@ def _merge_linkage(
     raw: Mapping[str, Any],
     confidence: float,
 ) -> AuditResult:
-    shared: dict[str, Any] = {
-        "audit": name,
-        "question": guess["question"],
-        "vantage": guess["vantage"],
-        "settings": guess["settings"],
-        "source": guess["source"],
-        "trace_sha256": raw["trace_sha256"],
-    }
+    shared = _about(name, guess, raw)
     methods = guess["methods"]
     linked = [s for s in sites if s.audits[name][methods[0]]["links"]]
     if not linked:
@@ -178,12 +177,7 @@ def _merge_epsilon(
     confidence: float,
 ) -> AuditResult:
     return AuditResult(
-        audit=name,
-        question=guess["question"],
-        vantage=guess["vantage"],
-        settings=guess["settings"],
-        source=guess["source"],
-        trace_sha256=raw["trace_sha256"],
+        **_about(name, guess, raw),
         **merge_coins(guess, {s.name: s.audits[name]["guessed"] for s in sites}, confidence),
     )
 
@@ -200,14 +194,8 @@ def _merge_membership(
     from scipy.stats import norm
     from scipy.stats import t as student
 
-    shared: dict[str, Any] = {
-        "audit": name,
-        "question": guess["question"],
-        "vantage": guess["vantage"],
-        "settings": guess["settings"],
-        "source": f"{guess['source']}; the attack ({guess['statistic']}) is ours",
-        "trace_sha256": raw["trace_sha256"],
-    }
+    shared = _about(name, guess, raw)
+    shared["source"] += f"; the attack ({guess['statistic']}) is ours"
     counted = [(s.name, s.audits[name][guess["statistic"]]) for s in sites]
     counted = [(n, c) for n, c in counted if c["members"] and c["others"]]
     if not counted:
@@ -275,14 +263,12 @@ def _report(
         "fedaudit": __version__,
         "again": "fedaudit merge GUESSES COUNTS...",
     }
-    try:
+    with writing(path):
         (path / "results").mkdir(parents=True, exist_ok=True)
         for result in results:
             write_atomically(path / "results" / f"{result.audit}.json", result.to_json())
         dumped = to_json([f.to_dict() for f in findings]) + "\n"
         write_atomically(path / "findings.json", dumped)
-    except OSError as error:
-        raise unwritable(path, error) from None
     (shown,) = write_study(
         path,
         [

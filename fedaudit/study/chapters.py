@@ -21,7 +21,7 @@ from fedaudit.audits import facts_of
 from fedaudit.codec import to_json
 from fedaudit.data.shortage import Shortage
 from fedaudit.errors import TraceError, UsageError
-from fedaudit.files import Unreadable, read_object, unwritable, write_atomically
+from fedaudit.files import Unreadable, read_object, write_atomically, writing
 from fedaudit.frames import Row, SvgFigure, Table, Tabular
 from fedaudit.protections.declared import in_force
 from fedaudit.reporting.chapter import Chapter
@@ -448,7 +448,7 @@ def write_report(
     `done_by`: the commands that produced the results; None keeps the stored ones.
     """
     done = commands(path) if done_by is None else done_by
-    try:
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         about: dict[str, Any] = {}
         if trace.path.resolve() != (path / "trace").resolve():
@@ -459,15 +459,11 @@ def write_report(
             about["done_by"] = [asdict(c) for c in done]
         if about or (path / AUDITED).exists():
             write_atomically(path / AUDITED, to_json(about) + "\n")
-    except OSError as error:
-        raise unwritable(path, error) from None
     chapter = chapter_of(path, trace, truth, results)
-    try:
+    with writing(path):
         found = [f.to_dict() for f in chapter.findings]
         dumped = to_json(found) + "\n"
         write_atomically(path / "findings.json", dumped)
-    except OSError as error:
-        raise unwritable(path, error) from None
     (shown,) = write_study(path, [chapter], names=names)
     return Run(
         path=path,
@@ -502,7 +498,7 @@ def write_study(
             remedy="fedaudit run, then fedaudit report RUN",
         )
     folder, shown = Path(path), [renamed(c, names) for c in chapters]
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "results.json", machine(shown, notices))
         extract = owner_extract(shown)
@@ -511,8 +507,6 @@ def write_study(
         place = shown_place(folder)
         write_atomically(folder / "report.md", markdown(shown, notices, place))
         write_atomically(folder / "report.html", page(shown, notices=notices, place=place))
-    except OSError as error:
-        raise unwritable(folder, error) from None
     return shown
 
 

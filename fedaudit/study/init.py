@@ -12,8 +12,8 @@ from fedaudit.data import files, partition, prepare
 from fedaudit.data.files.suggest import OpenQuestion
 from fedaudit.data.shortage import shortage
 from fedaudit.data.text import WordVocabulary
-from fedaudit.errors import DataError, UsageError, nearest
-from fedaudit.files import write_atomically
+from fedaudit.errors import DataError, UsageError
+from fedaudit.files import write_atomically, writing
 from fedaudit.frames import Row, Tabular
 from fedaudit.randomness import Seed
 from fedaudit.setup.config import DEFAULT, plain
@@ -83,12 +83,7 @@ class WrittenConfig(Tabular):
     def _chosen(self, setting: str) -> ConfigChoice:
         chosen = {c.setting: c for c in self.choices if c.kind == "chosen"}
         if setting not in chosen:
-            raise UsageError(
-                f"init chose nothing called {setting!r}",
-                expected="a setting that init chose",
-                got=repr(setting),
-                remedy=nearest(setting, chosen),
-            )
+            raise UsageError.unknown(f"init chose nothing called {setting!r}", setting, chosen)
         return chosen[setting]
 
     @property
@@ -162,15 +157,8 @@ def init(
 
 
 def _write(file: Path, text: str) -> None:
-    try:
+    with writing(file, UsageError):
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {file}",
-            expected="a folder that can be written",
-            got=error.strerror or str(error),
-            remedy="choose another with `out`",
-        ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from fedaudit.arrays import Rows
 from fedaudit.files import parse_toml
@@ -27,7 +28,6 @@ def federation_of(experiment: str) -> Federation:
 
 def train_one(experiment: str, model: Rows, client: int, number: int) -> Rows:
     """The update (d,) of one client in one round, from the model (d,) that it received."""
-    import torch
 
     federation = federation_of(experiment)
     sent = torch.from_numpy(np.array(model, dtype=np.float32))

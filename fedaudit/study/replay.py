@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedaudit.errors import NotApplicable, TraceError, UsageError, count_of
+from fedaudit.federation.wire import send_uploads
 from fedaudit.hooks import Hook, SumQuery, Uploads, declaration_of
 from fedaudit.randomness import Seed
 from fedaudit.study.folders import NOT_RERUN
@@ -245,9 +247,6 @@ def _replay_batch(
 
     `key` is their (receiver, step, kind). Returns the true senders of the written messages.
     """
-    import torch
-
-    from fedaudit.federation.wire import send_uploads
 
     receiver, step, kind = key
     summed = _sums_unasked(hooks)

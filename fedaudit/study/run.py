@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fedaudit import __version__, shapes
 from fedaudit.codec import to_json
 from fedaudit.errors import DataError, TraceError, UsageError
+from fedaudit.federation.requests import run_rounds
 from fedaudit.files import is_lost, make_folder, read_object, read_toml, write_atomically
 from fedaudit.progress import Progress, no_progress
 from fedaudit.setup import seeds
@@ -287,7 +288,6 @@ def simulate(
         progress("train", total, total, "already recorded")
         return
     progress("train", recorded, total, "loading")
-    from fedaudit.federation.requests import run_rounds
 
     federation, facts = build(prepared)
     recorder = Recorder(

@@ -25,13 +25,16 @@ from typing import Any, Literal, get_args
 from fedaudit import shapes
 from fedaudit.codec import to_json
 from fedaudit.errors import FedauditError, IntegrityError, TraceError
+from fedaudit.federation.resume import check_states
 from fedaudit.files import (
+    FREE_SPACE,
     Unreadable,
     is_lost,
     read_object,
     read_text,
     sha256_of,
     write_atomically,
+    writing,
 )
 from fedaudit.study.folders import AUDITED, STUDY, entries, is_study, places
 from fedaudit.study.reuse import KEY, truth_digest
@@ -185,16 +188,9 @@ def _text(content: Mapping[str, Any]) -> str:
 
 def _write(file: Path, content: Mapping[str, Any], private: bool = False) -> None:
     text = _text(content)
-    try:
+    with writing(file, remedy=FREE_SPACE):
         if not file.is_file() or read_text(file) != text:
             write_atomically(file, text, private=private)
-    except OSError as error:
-        raise TraceError(
-            f"cannot write {file}",
-            expected="a folder that can be written",
-            got=error.strerror or str(error),
-            remedy="free some space, or choose another output folder",
-        ) from None
 
 
 def bury(folder: Path, parts: Iterable[Part], why: str, today: datetime.date) -> None:
@@ -355,8 +351,6 @@ def examine_contents(folder: Path) -> list[PartCheck]:
     if (known / "index.json").is_file():
         out += _tried("truth", lambda: Truth.open(known))
     if (folder / "checkpoint" / "checkpoint.json").is_file():
-        from fedaudit.federation.resume import check_states
-
         out += _tried("checkpoint", lambda: check_states(folder / "checkpoint"))
     return out
 

@@ -25,8 +25,8 @@ from typing import Any
 from fedaudit import __version__, shapes
 from fedaudit.audits import facts_of
 from fedaudit.codec import json_number, to_json
-from fedaudit.errors import TraceError, UsageError
-from fedaudit.files import Unreadable, is_lost, parse_toml, read_object, write_atomically
+from fedaudit.errors import UsageError
+from fedaudit.files import Unreadable, is_lost, parse_toml, read_object, write_atomically, writing
 from fedaudit.progress import Progress, no_progress
 from fedaudit.reporting.plots import Line, Polyline, lines
 from fedaudit.results import Estimate
@@ -277,16 +277,9 @@ def sweep(
     axes = [Axis.parse(text) for text in grid]
     path = Path(out)
     cells(config, axes, seeds, overrides)  # check before making a folder
-    try:
+    with writing(path):
         (path / "cells").mkdir(parents=True, exist_ok=True)
         wanted = cells(config, axes, seeds, overrides, lambda: seeding.base_seed(path))
-    except OSError as error:
-        raise TraceError(
-            f"cannot write a sweep to {path}",
-            expected="a folder that can be written",
-            got=error.strerror or str(error),
-            remedy="choose another folder with `out`",
-        ) from None
     if fresh:
         shutil.rmtree(path / "cells")
     begun = any(path.glob("cells/*/run.json"))

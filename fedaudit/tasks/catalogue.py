@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
@@ -31,13 +31,10 @@ FACTORY = "a function without arguments that returns a torch.nn.Module"
 
 def _example_shape(dataset: Dataset, kind: str) -> tuple[int, ...]:
     """Shape of one example; refuses text."""
-    if isinstance(dataset.x, tuple):
-        raise DataError(
-            f"task {kind!r} cannot read dataset {dataset.name!r}",
-            expected="features or images",
-            got="text",
-            remedy='use task.kind = "gpt"',
-        )
+    from fedaudit.tasks.task import refuse_text
+
+    refuse_text(dataset, f"task {kind!r}")
+    assert not isinstance(dataset.x, tuple)
     return tuple(int(s) for s in dataset.x.shape[1:])
 
 
@@ -56,6 +53,17 @@ def _image_shape(dataset: Dataset, kind: str) -> tuple[int, int, int]:
 
 def _class_count(dataset: Dataset) -> int:
     return max(len(dataset.classes), int(dataset.y.max()) + 1)
+
+
+def _classifier(
+    made: Any, seed: Seed, build: Callable[..., nn.Module], *sizes: object
+) -> Classifier:
+    """A classifier with seeded weights, which keeps the settings that it was `made` of."""
+    from fedaudit.tasks.classifier import Classifier
+    from fedaudit.tasks.task import seeded
+
+    module = seeded(seed, "weights", build, *sizes)
+    return Classifier(module, {"kind": made.kind, **asdict(made)})
 
 
 def _check_heads(heads: int, width: int) -> None:
@@ -94,14 +102,10 @@ class MLP:
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
 
         inputs = math.prod(_example_shape(dataset, self.kind))
-        module = seeded(
-            seed, "weights", models.mlp, inputs, self.hidden, _class_count(dataset), self.activation
-        )
-        return Classifier(module, {"kind": self.kind, **asdict(self)})
+        sizes = (inputs, self.hidden, _class_count(dataset))
+        return _classifier(self, seed, models.mlp, *sizes, self.activation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +118,6 @@ class CNN:
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
 
         shape = _image_shape(dataset, self.kind)
         if min(shape[1:]) < 2 ** len(self.channels):
@@ -125,8 +127,7 @@ class CNN:
                 got=f"{shape[1]} x {shape[2]}",
                 remedy="list fewer channels",
             )
-        module = seeded(seed, "weights", models.cnn, shape, self.channels, _class_count(dataset))
-        return Classifier(module, {"kind": self.kind, **asdict(self)})
+        return _classifier(self, seed, models.cnn, shape, self.channels, _class_count(dataset))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +146,6 @@ class ViT:
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import models
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
 
         shape = _image_shape(dataset, self.kind)
         if shape[1] % self.patch or shape[2] % self.patch:
@@ -156,18 +155,8 @@ class ViT:
                 got=str(self.patch),
                 remedy="choose another patch size",
             )
-        module = seeded(
-            seed,
-            "weights",
-            models.TinyViT,
-            shape,
-            self.patch,
-            self.width,
-            self.depth,
-            self.heads,
-            _class_count(dataset),
-        )
-        return Classifier(module, {"kind": self.kind, **asdict(self)})
+        sizes = (self.patch, self.width, self.depth, self.heads, _class_count(dataset))
+        return _classifier(self, seed, models.TinyViT, shape, *sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,16 +249,8 @@ class GPT:
         else:
             merges = max(0, self.vocabulary_size - 256)  # the bytes themselves come first
             vocabulary = text.BytePairVocabulary.build(documents, merges=merges)
-        module = seeded(
-            seed,
-            "weights",
-            models.TinyGPT,
-            len(vocabulary),
-            self.length,
-            self.width,
-            self.depth,
-            self.heads,
-        )
+        sizes = (len(vocabulary), self.length, self.width, self.depth, self.heads)
+        module = seeded(seed, "weights", models.TinyGPT, *sizes)
         return LanguageModel(module, vocabulary, self.length, {"kind": self.kind, **asdict(self)})
 
 
@@ -341,29 +322,16 @@ class LoRA:
                     steps=self.pretraining_steps,
                 )
             )
-        settings = {"kind": self.kind, **asdict(self)}
+        shared: dict[str, Any] = {
+            "rank": self.rank,
+            "scale": self.scale,
+            "targets": self.targets,
+            "seed": seed,
+            "settings": {"kind": self.kind, **asdict(self)},
+        }
         if self.aggregation == "flora":
-            return lora.DenseLoRA(
-                base,
-                vocabulary,
-                self.length,
-                rank=self.rank,
-                scale=self.scale,
-                targets=self.targets,
-                seed=seed,
-                ranks=self.ranks,
-                settings=settings,
-            )
-        return lora.AdapterLoRA(
-            base,
-            vocabulary,
-            self.length,
-            rank=self.rank,
-            scale=self.scale,
-            targets=self.targets,
-            seed=seed,
-            settings=settings,
-        )
+            return lora.DenseLoRA(base, vocabulary, self.length, ranks=self.ranks, **shared)
+        return lora.AdapterLoRA(base, vocabulary, self.length, **shared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,12 +344,8 @@ class Module:
     def build(self, dataset: Dataset, seed: Seed, *, logits: bool = True) -> Task:
         """`logits`: whether the module must return logits. A module that is only scored, by a
         user's own function (an autoencoder, for example), need not."""
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
-
         _example_shape(dataset, self.kind)
-        module = seeded(seed, "weights", build_module, self.factory)
-        task = Classifier(module, {"kind": self.kind, **asdict(self)})
+        task = _classifier(self, seed, build_module, self.factory)
         if logits:
             self._check_logits(task, dataset)
         return task
@@ -432,16 +396,12 @@ class ScikitLearn:
 
     def build(self, dataset: Dataset, seed: Seed) -> Task:
         from fedaudit.tasks import scikit
-        from fedaudit.tasks.classifier import Classifier
-        from fedaudit.tasks.task import seeded
 
         inputs, classes = math.prod(_example_shape(dataset, self.kind)), _class_count(dataset)
         if self.estimator == "MLPClassifier":
             sizes = (self.hidden_layer_sizes, classes, self.activation)
-            module = seeded(seed, "weights", scikit.NetworkTwin, inputs, *sizes)
-        else:
-            module = scikit.LinearTwin(inputs, classes)
-        return Classifier(module, {"kind": self.kind, **asdict(self)})
+            return _classifier(self, seed, scikit.NetworkTwin, inputs, *sizes)
+        return _classifier(self, seed, scikit.LinearTwin, inputs, classes)
 
 
 SCIKIT = "sklearn:"

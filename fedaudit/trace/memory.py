@@ -100,13 +100,7 @@ class MemoryTrace(Trace):
         return self.health
 
     def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
-        if number not in self.rounds:
-            raise UsageError(
-                f"the trace has no round {number}",
-                expected=f"1 to {len(self.rounds)}",
-                got=str(number),
-                remedy="ask for a recorded round",
-            )
+        self.check_round(number)
         held = self._held[number - 1]
         return RoundTable(held.blocks, held.messages)
 

@@ -20,10 +20,11 @@ from queue import Queue
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedaudit.arrays import AnyRows
 from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.files import (
+    FREE_SPACE,
     Unreadable,
     opened,
     parse_json,
@@ -31,6 +32,7 @@ from fedaudit.files import (
     replacing,
     sha256_of,
     write_all,
+    writing,
 )
 from fedaudit.trace.schema import (
     DTYPES,
@@ -40,8 +42,6 @@ from fedaudit.trace.schema import (
     messages_from_json,
     messages_to_json,
 )
-
-Rows = npt.NDArray[Any]
 
 _FROM_SAFETENSORS = {v: k for k, v in DTYPES.items()}
 #: the safetensors library refuses a longer header
@@ -62,7 +62,7 @@ def sketch_seed_file(trace: Path) -> Path:
 
 def write_blocks(
     path: Path,
-    blocks: Mapping[str, Sequence[Rows]],
+    blocks: Mapping[str, Sequence[AnyRows]],
     metadata: Mapping[str, str],
     *,
     private: bool = False,
@@ -74,7 +74,7 @@ def write_blocks(
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
-    pieces: list[Rows] = []
+    pieces: list[AnyRows] = []
     for name, rows in blocks.items():
         dtype, width = rows[0].dtype.name, rows[0].shape[1]
         count = sum(len(r) for r in rows)
@@ -105,23 +105,19 @@ def write_blocks(
         for view in [piece.reshape(-1).view(np.uint8).data]
         for i in range(0, piece.nbytes, _CHUNK)
     ]
-    try:
-        with replacing(path, private=private) as descriptor:
-            write_all(descriptor, prefix)
-            if at <= _CHUNK:
-                # for a small round, a thread costs more than it saves
-                for chunk in chunks:
-                    write_all(descriptor, chunk)
-                    digest.update(chunk)
-            else:
-                _write_while_hashing(descriptor, chunks, digest)
-    except OSError as error:
-        raise TraceError(
-            f"cannot write {path}",
-            expected=f"a folder with room for {len(prefix) + at:,} bytes",
-            got=error.strerror or str(error),
-            remedy="free some space, or choose another output folder",
-        ) from None
+    room = f"a folder with room for {len(prefix) + at:,} bytes"
+    with (
+        writing(path, expected=room, remedy=FREE_SPACE),
+        replacing(path, private=private) as descriptor,
+    ):
+        write_all(descriptor, prefix)
+        if at <= _CHUNK:
+            # for a small round, a thread costs more than it saves
+            for chunk in chunks:
+                write_all(descriptor, chunk)
+                digest.update(chunk)
+        else:
+            _write_while_hashing(descriptor, chunks, digest)
     return RoundFile(path.name, digest.hexdigest(), len(prefix) + at)
 
 
@@ -145,7 +141,7 @@ def _write_while_hashing(descriptor: int, chunks: list[memoryview], digest: Any)
 
 
 def write_round(
-    path: Path, blocks: Mapping[str, Sequence[Rows]], messages: Sequence[Message]
+    path: Path, blocks: Mapping[str, Sequence[AnyRows]], messages: Sequence[Message]
 ) -> RoundFile:
     """Write one round: its payload blocks and its message table."""
     return write_blocks(path, blocks, {"messages": messages_to_json(list(messages))})
@@ -213,7 +209,7 @@ class RoundReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.blocks: dict[str, Rows] = {}
+        self.blocks: dict[str, AnyRows] = {}
         try:
             with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 size = os.fstat(file.fileno()).st_size

@@ -27,6 +27,7 @@ from fedaudit.files import (
     read_object,
     sha256_of,
     write_atomically,
+    writing,
 )
 from fedaudit.trace.schema import RoundFile
 from fedaudit.trace.store import (
@@ -54,20 +55,13 @@ class TruthRecorder:
     def __init__(self, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
         self.path = Path(path)
         self._files: dict[str, RoundFile] = {}
-        try:
+        with writing(self.path):
             make_folder(self.path, private=True)
             self._rounds = self._whole_rounds()
             text = to_json(facts, sort_keys=True) + "\n"
             raw = text.encode()
             write_atomically(self.path / FACTS, raw, private=True)
             self._list(RoundFile(FACTS, hashlib.sha256(raw).hexdigest(), len(raw)))
-        except OSError as error:
-            raise TraceError(
-                f"cannot write the truth to {self.path}",
-                expected="a folder that can be written",
-                got=error.strerror or str(error),
-                remedy="choose another output folder",
-            ) from None
 
     @property
     def rounds(self) -> int:

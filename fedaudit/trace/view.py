@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.errors import IntegrityError, NotObservable, TraceError, UsageError, nearest
+from fedaudit.arrays import AnyRows
+from fedaudit.errors import IntegrityError, NotObservable, TraceError, UsageError
 from fedaudit.layout import Layout, column_runs
 from fedaudit.trace.examination import examine
 from fedaudit.trace.health import Breaks, Health
@@ -49,7 +50,6 @@ from fedaudit.trace.schema import (
 )
 from fedaudit.trace.store import RoundReader, Stamp, read_manifest, stamp, touched_since, verify
 
-Rows = npt.NDArray[Any]
 #: tolerance for weights of a mean that were stored as decimal text
 _ROUNDING = 1e-6
 
@@ -72,7 +72,7 @@ class Updates:
 class RoundTable:
     """One opened round: its messages, and its models by receiver and by sender."""
 
-    def __init__(self, blocks: Mapping[str, Rows], messages: tuple[Message, ...]) -> None:
+    def __init__(self, blocks: Mapping[str, AnyRows], messages: tuple[Message, ...]) -> None:
         self.blocks, self.messages = blocks, messages
         self.models_to: dict[str, list[Message]] = {}
         self.models_from: dict[str, list[Message]] = {}
@@ -149,19 +149,13 @@ class Trace:
     def layout_of(self, name: str) -> Layout:
         """The tensors of one layout."""
         if name not in self.manifest.layouts:
-            raise UsageError(
-                f"the trace has no layout {name!r}",
-                expected="a layout of the trace",
-                got=repr(name),
-                remedy=nearest(name, self.manifest.layouts),
+            raise UsageError.unknown(
+                f"the trace has no layout {name!r}", name, self.manifest.layouts
             )
         return self.manifest.layouts[name]
 
-    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
-        """One round as stored; `rehash` first compares the file with its hash.
-
-        Does not check that every row a message names exists.
-        """
+    def check_round(self, number: int) -> None:
+        """Raise for the number of a round that was not recorded."""
         if number not in self.rounds:
             raise UsageError(
                 f"the trace has no round {number}",
@@ -169,6 +163,13 @@ class Trace:
                 got=str(number),
                 remedy="ask for a recorded round",
             )
+
+    def read_round(self, number: int, *, rehash: bool = False) -> RoundTable:
+        """One round as stored; `rehash` first compares the file with its hash.
+
+        Does not check that every row a message names exists.
+        """
+        self.check_round(number)
         entry = self.manifest.rounds[number - 1]
         file = self.path / entry.file
         # hash a file again if it changed since the trace was opened
@@ -209,7 +210,7 @@ class Trace:
     def messages(self, number: int) -> tuple[Message, ...]:
         return self._round(number).messages
 
-    def block(self, number: int, layout: str = MODEL) -> Rows:
+    def block(self, number: int, layout: str = MODEL) -> AnyRows:
         """All stored rows of one round, (n, width), memory-mapped and read-only."""
         own, blocks = self.layout_of(layout), self._round(number).blocks
         if layout not in blocks:
@@ -241,12 +242,7 @@ class Trace:
         known -= {ANONYMOUS}
         for party in parties:
             if party not in known:
-                raise UsageError(
-                    f"there is no party {party!r} in this trace",
-                    expected="a party of the trace",
-                    got=repr(party),
-                    remedy=nearest(party, known),
-                )
+                raise UsageError.unknown(f"there is no party {party!r} in this trace", party, known)
         if len(parties) > 1 and NETWORK in parties and WIRETAP not in parties:
             raise UsageError(
                 "a coalition with the network is not defined",
@@ -347,7 +343,7 @@ class View:
 
     def payload(
         self, number: int, message: int, names: str | Sequence[str] = "*", *, layout: str = MODEL
-    ) -> Rows:
+    ) -> AnyRows:
         """The tensors of one message as one row (d,)."""
         self._needs_payload("payloads")
         table = self._trace.messages(number)
@@ -370,14 +366,16 @@ class View:
 
     def _rows(
         self, number: int, rows: list[int], names: str | Sequence[str], layout: str = MODEL
-    ) -> Rows:
+    ) -> AnyRows:
         """Stored rows (n, d), read-only: a view of the memory map if adjacent, else a copy."""
         found = self._read(number, rows, names, layout)
         if self._trace.health is not None:
             self._trace.health.refuse_rows(number, layout, rows, found)
         return found
 
-    def _read(self, number: int, rows: list[int], names: str | Sequence[str], layout: str) -> Rows:
+    def _read(
+        self, number: int, rows: list[int], names: str | Sequence[str], layout: str
+    ) -> AnyRows:
         own, block = self._trace.layout_of(layout), self._trace.block(number, layout)
         runs = column_runs(own.select(names))
         first, adjacent = rows[0], rows == list(range(rows[0], rows[0] + len(rows)))
@@ -540,7 +538,7 @@ class View:
         names: str | Sequence[str],
     ) -> npt.NDArray[np.float32]:
         rows = rows.copy()
-        held: dict[tuple[str, str, int], Rows] = {}
+        held: dict[tuple[str, str, int], AnyRows] = {}
         for at, m in enumerate(chosen):
             if m.kind == "gradient":
                 rows[at] *= -1
@@ -551,7 +549,7 @@ class View:
                 rows[at] -= held[key]
         return rows
 
-    def _model_of(self, number: int, m: Message, names: str | Sequence[str]) -> Rows:
+    def _model_of(self, number: int, m: Message, names: str | Sequence[str]) -> AnyRows:
         if m.sender != ANONYMOUS:
             model = self.received(number, m.sender, names, before=m.step)
             if model is not None:
@@ -579,7 +577,7 @@ class View:
         if health is not None:
             health.refuse(effect, number, "the sums of a round cannot be read")
 
-    def released(self, names: str | Sequence[str] = "*") -> Rows:
+    def released(self, names: str | Sequence[str] = "*") -> AnyRows:
         """The released model (d,): the last one sent to the public."""
         self._needs_payload("the released model")
         for number in reversed(self.rounds):

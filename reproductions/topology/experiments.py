@@ -32,6 +32,7 @@ from fedaudit.stats import intervals
 from fedaudit.trace import WIRETAP
 from reproductions.topology import elsewhere, setting, utility
 from reproductions.topology.setting import CLASSES, SENSITIVE, Scale
+from reproductions.topology.several_runs import over_runs
 
 Result = dict[str, Any]
 ETAS = (0.25, 0.5, 0.75, 1.0)
@@ -257,7 +258,7 @@ def _table(corpus: tadi.Corpus, target: Any, published: bool, memorise: bool) ->
 
 def _scored(outcomes: list[scores.Outcome], rng: np.random.Generator) -> Result:
     """Per measure [mean, low, high] over runs, Holm-adjusted p-values, and AUROC."""
-    found = scores.over_runs(outcomes, rng=rng)
+    found = over_runs(outcomes, rng=rng)
     out: Result = {
         "lift": {},
         "contribution": {},

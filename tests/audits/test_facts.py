@@ -27,6 +27,7 @@ def test_every_column_is_declared_once_and_said_in_words(audit):
     names = [c.name for c in (*facts.columns, *facts.guess_columns)]
     assert len(set(names)) == len(names)
     for c in (*facts.columns, *facts.guess_columns):
+        assert c.name.isidentifier(), "a key for programs: no spaces"
         assert c.words, c.name
         assert facts.column_words(c.name) == c.words
 

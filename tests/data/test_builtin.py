@@ -144,7 +144,7 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         load("digit", seed=SEED)
     with pytest.raises(ConfigError, match="did you mean 'dimension'"):
         load("spherical", seed=SEED, dimensions=5)
-    with pytest.raises(ConfigError, match="no settings"):
+    with pytest.raises(ConfigError, match="remove"):
         load("digits", seed=SEED, records=5)
 
 

@@ -238,7 +238,7 @@ def test_coupled_by_region_needs_regions_that_fit() -> None:
         ("inverted", {"target": -1}, "target"),
         ("coupled", {"eta": 1.5}, "eta"),
         ("coupled", {"position": "indx"}, "did you mean 'index'"),
-        ("iid", {"alpha": 1.0}, "no settings"),
+        ("iid", {"alpha": 1.0}, "remove"),
         ("dirichlett", {}, "did you mean 'dirichlet'"),
     ],
 )

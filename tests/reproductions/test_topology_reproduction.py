@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedaudit.audits.topology_inference import scores
+from fedaudit.results import Estimate, Underpowered
 from reproductions.topology import elsewhere, experiments, page, run, setting, utility
 from reproductions.topology.setting import QUICK
+from reproductions.topology.several_runs import over_runs
 
 PUBLISHED = json.loads((run.HERE / "published.json").read_text(encoding="utf-8"))
 
@@ -137,3 +140,38 @@ def test_other_data_are_paired_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     pairs = {k: {**first, "allocated": first["uniform"] + 0.1 * i} for i, k in enumerate(keys)}
     text = page.table_2(pairs, setting.described(QUICK), PUBLISHED)
     assert "| adult, T = 25 |" in text
+
+
+def test_runs_are_compared_in_pairs_and_corrected():
+    rng = np.random.default_rng(13)
+    runs = []
+    for _ in range(12):
+        p = rng.random(20)
+        runs.append(
+            scores.Outcome(
+                p=p,
+                guesses={
+                    "A1": rng.random(20),
+                    "A2-full": p + 0.05 * rng.normal(size=20),
+                    "A2-org": p + 0.2 * rng.normal(size=20),
+                    "A2-topo": rng.random(20),
+                },
+                shadow_mean=0.5,
+            )
+        )
+    found = over_runs(runs, rng=rng)
+    full, one = found["lift (A2-full)"], found["lift (A1)"]
+    assert isinstance(full.estimate, Estimate)
+    assert full.estimate.low > 0
+    assert full.p_value == pytest.approx(7 / 2001)  # the smallest possible, times seven tests
+    few = over_runs(runs[:4], rng=rng)
+    assert few["lift (A2-full)"].p_value == pytest.approx(7 / 16)  # four runs of one sign
+    assert one.estimate.high < 0
+    assert one.p_value == 1.0
+    gained = found["topology_contribution"].values
+    each = [
+        scores.loss(o.guesses["A1"], o.p) - scores.loss(o.guesses["A2-full"], o.p) for o in runs
+    ]
+    np.testing.assert_allclose(gained, each)
+    alone = over_runs(runs[:1], rng=rng)
+    assert isinstance(alone["lift (A1)"].estimate, Underpowered)

@@ -68,21 +68,6 @@ FEWEST_UNUSED = 20
 SHARES = np.linspace(0.0, 0.98, 50)
 """Persistent shares that the likelihood is compared at."""
 
-# -- theory ----------------------------------------------------------------------------------------
-
-
-def expected_distance(effect: float, own: float, other: float, across: float) -> float:
-    """Expected z of a client whose mark adds `effect`, in deviations of one unit of information.
-
-    `own`, `other`: N_jj and N_ii of the client and of whoever else may hold the key; `across`:
-    N_ji. With N = A' Sigma^-1 A the contrast F_j - (N_ji / N_ii) F_i has mean
-    effect (N_jj - N_ji^2 / N_ii) and that same number as its variance, so z is its root times the
-    effect. Assumes that Sigma is the true covariance and that unused keys are many.
-    """
-    left = own - (across**2 / other if across > 0 else 0.0)
-    return effect * float(np.sqrt(max(left, 0.0)))
-
-
 # -- attack ----------------------------------------------------------------------------------------
 
 

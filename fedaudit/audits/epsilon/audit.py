@@ -23,8 +23,8 @@ from fedaudit.accounting import Exposure
 from fedaudit.arrays import Bools
 from fedaudit.audits.audit import Audit, Knowledge
 from fedaudit.audits.epsilon.canaries import KINDS, Kind, Promise, Rehearsal
-from fedaudit.audits.epsilon.checks import compared
-from fedaudit.audits.epsilon.facts import FACTS
+from fedaudit.audits.epsilon.checks import compared, tail_of
+from fedaudit.audits.epsilon.facts import CHECKED, FACTS
 from fedaudit.audits.epsilon.instruments import checks_of
 from fedaudit.audits.epsilon.observed import Sighting, noise_of_run, observe
 from fedaudit.audits.epsilon.outcome import (
@@ -32,11 +32,12 @@ from fedaudit.audits.epsilon.outcome import (
     bound_of,
     ceiling_of,
     client_rows,
-    declared_bound,
+    declared_bounds,
     dominating,
     share_of_declared,
 )
 from fedaudit.audits.epsilon.scores import guesses_on
+from fedaudit.audits.outright import without_config
 from fedaudit.audits.planning import Aim, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
@@ -164,13 +165,7 @@ class EpsilonAudit(Audit):
     def attack(self, view: View, knowledge: Knowledge, rng: np.random.Generator) -> EpsilonGuess:
         rehearsals: Sequence[Rehearsal] | None = knowledge.extra.get("rehearsals")
         if rehearsals is None:
-            raise NotApplicable(
-                "no rehearsal of the federation",
-                code="no_rehearsal",
-                expected="a run of fedaudit, whose config says how clients train",
-                got="a trace alone",
-                remedy="run the federation with fedaudit",
-            )
+            raise without_config("no rehearsal of the federation", "no_rehearsal")
         if any(r.view.vantage != view.vantage for r in rehearsals):
             raise NotApplicable(
                 "the rehearsal was seen from elsewhere",
@@ -197,9 +192,12 @@ class EpsilonAudit(Audit):
         epsilon = estimates["epsilon"]
         checks = checks_of(guess.observed, coins, drawn, guess.run)
         measured, bounds = compared(checks, self.false_alarms)
+        tail = tail_of(checks, self.false_alarms)
+        measured[CHECKED] = self._checked(guess.observed[0], coins[0], weakest, tail)
         table = client_rows(guess.observed, coins)
         least = max(p.epsilon for p in guess.observed[0].rehearsal.promises)
-        declared = bounds["declared"] = declared_bound(weakest, least)
+        bounds |= declared_bounds(weakest, least)
+        declared = bounds["declared"]
         estimates["share_of_declared"] = share_of_declared(
             epsilon.low, declared.value, epsilon.n, self.confidence
         )
@@ -251,6 +249,13 @@ class EpsilonAudit(Audit):
                 "betting on the share of right guesses of each rehearsal; [Betting]",
             )
         return found
+
+    def _checked(self, first: Sighting, coins: Bools, weakest: Promise, tail: float) -> Estimate:
+        """The first rehearsal's epsilon at the error of one check."""
+        right, guessed = first.right(coins, first.main)
+        m = int(first.main.sum())
+        low = bound_of(m, guessed, right, weakest, 1 - tail)
+        return at_least(low, m, 1 - tail, "one error rate for all checks; [FDPOneRun]")
 
     def _notes(
         self,

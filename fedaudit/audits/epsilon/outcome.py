@@ -11,6 +11,7 @@ import numpy as np
 from fedaudit.accounting import Exposure
 from fedaudit.arrays import Bools
 from fedaudit.audits.epsilon.canaries import Promise
+from fedaudit.audits.epsilon.facts import CHECKED
 from fedaudit.audits.epsilon.observed import Sighting
 from fedaudit.results import Bound, Estimate, Number
 from fedaudit.stats import epsilon as statistics
@@ -141,13 +142,23 @@ def share_of_declared(low: float, declared: float, n: int, confidence: float) ->
     )
 
 
-def declared_bound(weakest: Promise, least: float) -> Bound:
-    """The declared epsilon of a schedule; `least`: the largest that was stated for a client."""
-    declared = weakest.curve().epsilon_at(weakest.delta)
+def declared_bounds(weakest: Promise, least: float) -> dict[str, Bound]:
+    """The declared epsilon of a schedule, above the headline and above the value that is checked.
+
+    `least`: the largest that was stated for a client.
+    """
+    value = max(weakest.curve().epsilon_at(weakest.delta), least)
+    return {
+        "declared": _declared(weakest, value, "epsilon"),
+        "declared, checked": _declared(weakest, value, CHECKED),
+    }
+
+
+def _declared(weakest: Promise, value: float, of: str) -> Bound:
     return Bound(
-        value=max(declared, least),
+        value=value,
         kind="upper",
-        of="epsilon",
+        of=of,
         source="the declared schedule, by privacy loss distributions",
         assumes="the declaration",
         unit=weakest.unit,

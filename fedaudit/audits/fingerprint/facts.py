@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from fedaudit.audits.facts import (
     GREATER,
+    HIDE_SENDERS,
     LESS,
+    MESSAGES_COLUMN,
     NOISE,
     ONLY_SUMS,
-    Advice,
+    P_COLUMN,
     AuditFacts,
     Column,
     Decision,
@@ -50,12 +52,7 @@ FACTS = AuditFacts(
             "longest_chain", GREATER, exact=True, words="largest number of correct links in a row"
         ),
         Column("links", exact=True, words="pairs of consecutive rounds with this client"),
-        Column(
-            "p",
-            LESS,
-            exact=True,
-            words="how often chance alone gives as much, adjusted for all clients and readings",
-        ),
+        P_COLUMN,
         Column(
             "sure_after_links",
             LESS,
@@ -69,7 +66,7 @@ FACTS = AuditFacts(
         Column("updates", words="messages that the attack assigns to this group"),
         Column("from_round", words="first round of the group"),
         Column("to_round", words="last round of the group"),
-        Column("messages", words="round and number of each message in the trace"),
+        MESSAGES_COLUMN,
     ),
     beside_headline=("purity",),
     decision=Decision(
@@ -89,16 +86,7 @@ FACTS = AuditFacts(
         "({baseline}) can explain.",
         advice=(*NOISE, ONLY_SUMS),
         known="Linking needs no attack: the sender of an update is known {first}.",
-        known_advice=(
-            Advice(
-                "put a shuffler between clients and server ([protections.shuffle])",
-                unless=("hides_senders",),
-            ),
-            Advice(
-                "send no field beside the update that identifies clients", only=("hides_senders",)
-            ),
-            ONLY_SUMS,
-        ),
+        known_advice=HIDE_SENDERS,
         percent=True,
     ),
 )

@@ -20,6 +20,7 @@ from fedaudit.audits.reconstruction.prior import Prior
 
 if TYPE_CHECKING:
     from fedaudit.audits.reconstruction.audit import Reconstruction
+    from fedaudit.audits.reconstruction.rows import SeenRows
     from fedaudit.tasks.task import Task
 
 LEARNING_RATE = 0.1
@@ -28,9 +29,7 @@ LEARNING_RATE = 0.1
 
 def rebuild(
     task: Task,
-    start: npt.NDArray[np.float32],
-    rows: npt.NDArray[np.float32],
-    senders: tuple[str, ...],
+    seen: SeenRows,
     ends: LinearEnds,
     prior: Prior,
     audit: Reconstruction,
@@ -39,6 +38,7 @@ def rebuild(
 ) -> Iterator[tuple[str, Floats, Literal["separated", "matched"]]]:
     """Guessed records (n, D) of every named sender with at most `matched_size` examples, and how
     they were found; `labels` receives the counts (C,) of their classes."""
+    start, rows, senders = seen.start, seen.rows, seen.senders
     by_size: dict[int, list[int]] = defaultdict(list)
     small = [
         j

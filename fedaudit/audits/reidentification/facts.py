@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from fedaudit.audits.facts import (
     GREATER,
+    HIDE_SENDERS,
     LESS,
+    MESSAGES_COLUMN,
     NOISE,
     ONLY_SUMS,
-    Advice,
+    P_COLUMN,
     AuditFacts,
     Column,
     CurveDrawing,
@@ -54,12 +56,7 @@ FACTS = AuditFacts(
         ),
         Column("named", GREATER, exact=True, words="rows of this client that were named correctly"),
         Column("rows", exact=True, words="anonymous rows of this client"),
-        Column(
-            "p",
-            LESS,
-            exact=True,
-            words="how often chance alone gives as much, adjusted for all clients and readings",
-        ),
+        P_COLUMN,
         Column(
             SURE,
             LESS,
@@ -70,7 +67,7 @@ FACTS = AuditFacts(
     guess_columns=(
         Column("rows_assigned", words="rows that the attack assigns to this client"),
         Column("mean_probability", words="how sure the attack is of these, on average"),
-        Column("messages", words="round and number of each message in the trace"),
+        MESSAGES_COLUMN,
     ),
     drawings=(
         CurveDrawing(
@@ -102,16 +99,7 @@ FACTS = AuditFacts(
         "({baseline}) can explain.",
         advice=(*NOISE, ONLY_SUMS),
         known="Naming needs no attack: the sender of an update is known {first}.",
-        known_advice=(
-            Advice(
-                "put a shuffler between clients and server ([protections.shuffle])",
-                unless=("hides_senders",),
-            ),
-            Advice(
-                "send no field beside the update that identifies clients", only=("hides_senders",)
-            ),
-            ONLY_SUMS,
-        ),
+        known_advice=HIDE_SENDERS,
         percent=True,
     ),
 )

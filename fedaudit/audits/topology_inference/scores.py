@@ -9,11 +9,11 @@
 unknown to an adversary) and against the mean of the shadows (known to it).
 
 One run gives n clients: its intervals resample clients, and hold for clients of this run only.
-Several runs give an interval that resamples runs (`over_runs`). The verdict on one run is a
-permutation test over all channels (`channel_test`), exact for any number of clients; a bootstrap of
-few clients is not. It also limits the low end of a lift: it is above 0 only if guesses fit p better
-than they fit permuted p. With n clients no p-value lies below 1 / n!: four clients can never show
-anything at 2.5 %. Shadow federations can (`over_shadows`): there are as many as are trained.
+The verdict on one run is a permutation test over all channels (`channel_test`), exact for any
+number of clients; a bootstrap of few clients is not. It also limits the low end of a lift: it is
+above 0 only if guesses fit p better than they fit permuted p. With n clients no p-value lies below
+1 / n!: four clients can never show anything at 2.5 %. Shadow federations can (`over_shadows`):
+there are as many as are trained.
 
 Shapes: `p` and guesses (n,); a bootstrap's stack (r, n, columns).
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,6 @@ import numpy.typing as npt
 from fedaudit.arrays import Floats
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.stats import intervals, roc
-from fedaudit.stats.combine import holm
 from fedaudit.stats.max_t import MaxT, from_values
 
 FEWEST_FOR_AUROC = 20
@@ -229,68 +228,7 @@ def auroc(
     return roc.auc(guess, above, confidence=confidence)
 
 
-# -- several runs ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverRuns:
-    """One number per run: its mean with an interval over runs, and a Holm-adjusted p-value of "not
-    above its baseline" among the numbers compared."""
-
-    estimate: Estimate | Underpowered
-    values: tuple[float, ...]
-    p_value: float | None = None
-
-
-def over_runs(
-    outcomes: Sequence[Outcome],
-    *,
-    rng: np.random.Generator,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-) -> dict[str, OverRuns]:
-    """Lifts of every channel and contributions, resampling whole runs.
-
-    All use the same resamples (paired), and p-values are corrected for their number. A bootstrap of
-    few runs is overconfident: intervals are at least as wide as Student's, and no p-value lies
-    below 2^-runs, the sign test's smallest.
-    """
-    measures: dict[str, Callable[[Outcome], float]] = {}
-    for name in outcomes[0].guesses:
-        measures[f"lift ({name})"] = lambda o, c=name: lift(o.guesses[c], o.p)  # type: ignore[misc]
-    for name, (less, more) in CONTRIBUTIONS.items():
-        if {less, more} <= set(outcomes[0].guesses):
-            measures[name] = lambda o, a=less, b=more: (  # type: ignore[misc]
-                loss(o.guesses[a], o.p) - loss(o.guesses[b], o.p)
-            )
-    values = {k: np.array([f(o) for o in outcomes]) for k, f in measures.items()}
-    if len(outcomes) < 2:
-        lack = Underpowered(what="an interval over runs", have=len(outcomes), needed=2)
-        return {k: OverRuns(estimate=lack, values=tuple(v.tolist())) for k, v in values.items()}
-    draws = rng.integers(0, len(outcomes), size=(resamples, len(outcomes)))
-    tails = ((1 - confidence) / 2, (1 + confidence) / 2)
-    raw, out = [], {}
-    for k, v in values.items():
-        means = v[draws].mean(axis=1)
-        low, high = np.quantile(means, tails)
-        chance = (np.count_nonzero(means <= 0) + 1) / (resamples + 1)
-        raw.append(max(chance, 0.5 ** len(outcomes)))
-        student = intervals.mean(v, confidence)
-        assert isinstance(student, Estimate)
-        out[k] = Estimate(
-            value=float(v.mean()),
-            low=min(float(low), student.low),
-            high=max(float(high), student.high),
-            n=len(outcomes),
-            confidence=confidence,
-            baseline=0.0,
-            method="paired bootstrap over runs, not narrower than t",
-        )
-    corrected = holm(raw)
-    return {
-        k: OverRuns(estimate=out[k], values=tuple(values[k].tolist()), p_value=float(q))
-        for k, q in zip(values, corrected, strict=True)
-    }
+# -- several federations ---------------------------------------------------------------------------
 
 
 def lifts_by_federation(guess: Floats, p: Floats) -> Floats:

@@ -6,6 +6,7 @@ from fedaudit.audits.facts import (
     GREATER,
     NOISE,
     ONLY_SUMS,
+    ROC,
     UNKNOWN,
     Advice,
     AuditFacts,
@@ -151,15 +152,15 @@ FACTS = AuditFacts(
             ADJUSTED_P,
             words="chance of an AUC as high in any client or reading without a leak",
         ),
-        Column("J of nobody's", words="J of records that nobody trained on, the baseline of J"),
+        Column("J_of_non_members", words="J of records that nobody trained on, the baseline of J"),
         Column(
-            "SNR without B", words="SNR if the other updates (B) are unknown and count as noise"
+            "SNR_without_B", words="SNR if the other updates (B) are unknown and count as noise"
         ),
         Column(
-            "SNR at most", words="upper limit of SNR if noise inside the update hides its length"
+            "SNR_at_most", words="upper limit of SNR if noise inside the update hides its length"
         ),
-        Column("L as published", words="curvature of the score, estimated as in the paper"),
-        Column("L by Hessian", words="curvature of the score, from second derivatives"),
+        Column("L_as_published", words="curvature of the score, estimated as in the paper"),
+        Column("L_by_Hessian", words="curvature of the score, from second derivatives"),
         Column("gamma", words="alignment of the score's gradient with the update"),
         Column(
             "lambda",
@@ -176,12 +177,7 @@ FACTS = AuditFacts(
         ),
     ),
     drawings=(
-        CurveDrawing(
-            curve="ROC",
-            kind="roc",
-            axes=("false positives", "true positives"),
-            words="Both axes are logarithmic, few false alarms on the left.",
-        ),
+        ROC,
         CurveDrawing(
             curve="risk by round",
             kind="lines",

@@ -88,7 +88,7 @@ def per_client(
                 "r": mean("magnitude_ratio"),
                 **_snr_columns(audit, mine, None if strength is None else strength.take(numbers)),
                 "J": float(np.mean([theory.phi(c.delta[c.member]).mean() for c in mine])),
-                "J of nobody's": float(
+                "J_of_non_members": float(
                     np.mean([theory.phi(c.delta[~c.member]).mean() for c in mine])
                 ),
             }
@@ -101,12 +101,12 @@ def per_client(
             row["gamma"] = float(np.mean(found))
         published = [segment.calibrated.max() for segment in seen if segment.norm > 0]
         if published:
-            row["L as published"] = float(np.max(published))
+            row["L_as_published"] = float(np.max(published))
         hessian = [
             float(segment.smoothness.max()) for segment in seen if segment.smoothness is not None
         ]
         if hessian:
-            row["L by Hessian"] = max(hessian)
+            row["L_by_Hessian"] = max(hessian)
         out[party] = row
     return out
 
@@ -120,7 +120,7 @@ def _snr_columns(
     cannot be told from 0, and an upper limit.
     """
     if strength is None:
-        return {"SNR": None, "SNR without B": None}
+        return {"SNR": None, "SNR_without_B": None}
     stages = [(c.survey.stage_one, c.row, c.survey.sigma) for c in mine]
     # |u| / spread, from |u| / sigma
     apart = [n / float(o.spread[r]) for o, r, n in stages if o is not None and n > 0]
@@ -128,12 +128,12 @@ def _snr_columns(
         found = detection.pooled(strength, audit.confidence)
         snr = found.snr if found.above_zero else None
         blind = None if snr is None else snr * float(np.mean(apart))
-        return {"SNR": snr, "SNR without B": blind, "SNR at most": found.high}
+        return {"SNR": snr, "SNR_without_B": blind, "SNR_at_most": found.high}
     if not apart:  # without noise an update is found with certainty
         plain = [float(o.blind[r]) for o, r, _ in stages if o is not None]
-        return {"SNR": float(np.mean(strength.snr)), "SNR without B": float(np.mean(plain))}
+        return {"SNR": float(np.mean(strength.snr)), "SNR_without_B": float(np.mean(plain))}
     blind = float(np.mean(strength.snr * np.array(apart)))
-    return {"SNR": float(np.mean(strength.snr)), "SNR without B": blind}
+    return {"SNR": float(np.mean(strength.snr)), "SNR_without_B": blind}
 
 
 def curves(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fedaudit.data.fetch import convert
 from fedaudit.data.fetch.convert import Arrays, Members, Records
-from fedaudit.errors import DataError, nearest
+from fedaudit.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,7 @@ class Source:
 def source(name: str) -> Source:
     """The source called `name`, or a DataError with the nearest name."""
     if name not in SOURCES:
-        raise DataError(
-            f"there is no data set called {name!r} to fetch",
-            expected="the name of a data set",
-            got=repr(name),
-            remedy=nearest(name, SOURCES),
-        )
+        raise DataError.unknown(f"there is no data set called {name!r} to fetch", name, SOURCES)
     return SOURCES[name]
 
 

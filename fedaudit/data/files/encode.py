@@ -24,7 +24,7 @@ from fedaudit.data.files.cells import (
 from fedaudit.data.files.roles import guess_label
 from fedaudit.data.files.sites import PLACES
 from fedaudit.data.files.table import FileTable
-from fedaudit.errors import ConfigError, DataError, nearest
+from fedaudit.errors import ConfigError, DataError
 
 Missing = Literal["refuse", "drop", "mean", "category"]
 
@@ -181,11 +181,8 @@ def _only_texts(table: FileTable, taken: Collection[str | None]) -> str | None:
 
 def _check_column(table: FileTable, role: str, name: str) -> None:
     if name not in table.columns:
-        raise DataError(
-            f"{table.path} has no column {name!r} (given as {role})",
-            expected="the name of a column",
-            got=repr(name),
-            remedy=nearest(name, table.columns),
+        raise DataError.unknown(
+            f"{table.path} has no column {name!r} (given as {role})", name, table.columns
         )
 
 

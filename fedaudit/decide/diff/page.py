@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedaudit.codec import json_number
+from fedaudit.codec import fields_of, json_number
 from fedaudit.decide.diff.outcome import Comparison, Difference
 from fedaudit.reporting.findings import interval, number
 from fedaudit.reporting.text import wrappable
@@ -178,48 +178,24 @@ def plain_diff(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "worse": any(c.worse for c in comparisons),
         "comparisons": [
             {
-                "run": c.run,
-                "first": c.first,
-                "second": c.second,
-                "different": list(c.different),
+                **fields_of(c, "run", "first", "second", "different"),
                 "settings": [{"key": k, "first": a, "second": b} for k, a, b in c.settings],
                 "estimates": [_plain(d) for d in c.differences],
                 "clients": [
                     {
-                        "audit": x.audit,
-                        "column": x.column,
-                        "clients": x.clients,
-                        "worse": x.worse,
-                        "better": x.better,
-                        "changed": x.changed,
+                        **fields_of(x, "audit", "column", "clients", "worse", "better", "changed"),
                         "most": [_plain(d) for d in x.most],
                     }
                     for x in c.clients
                 ],
                 "epsilon": [
-                    {
-                        "protection": s.protection,
-                        "unit": s.unit,
-                        "first": None if s.first is None else [json_number(v) for v in s.first],
-                        "second": None if s.second is None else [json_number(v) for v in s.second],
-                        "worse": s.worse,
-                        "better": s.better,
-                    }
+                    fields_of(s, "protection", "unit", "first", "second", "worse", "better")
                     for s in c.epsilon
                 ],
                 "verdicts": [
-                    {
-                        "audit": v.audit,
-                        "first": v.first,
-                        "second": v.second,
-                        "change": v.change,
-                        "why": v.why,
-                    }
-                    for v in c.verdicts
+                    fields_of(v, "audit", "first", "second", "change", "why") for v in c.verdicts
                 ],
-                "lost": list(c.lost),
-                "unpaired": list(c.unpaired),
-                "notes": list(c.notes),
+                **fields_of(c, "lost", "unpaired", "notes"),
             }
             for c in comparisons
         ],
@@ -228,20 +204,15 @@ def plain_diff(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 
 def _plain(d: Difference) -> dict[str, Any]:
     def side(e: Estimate) -> dict[str, Any]:
-        ends = {k: json_number(getattr(e, k)) for k in ("value", "low", "high", "confidence")}
-        return {**ends, "chance": None if e.baseline is None else json_number(e.baseline)}
+        ends = fields_of(e, "value", "low", "high", "confidence", "baseline")
+        return {"chance" if k == "baseline" else k: v for k, v in ends.items()}
 
     return {
-        "audit": d.audit,
-        "measure": d.measure,
-        "who": d.who,
-        "headline": d.headline,
+        **fields_of(d, "audit", "measure", "who", "headline"),
         "first": side(d.first),
         "second": side(d.second),
         "difference": json_number(d.value),
-        "low": json_number(d.low),
-        "high": json_number(d.high),
-        "p": d.p,
+        **fields_of(d, "low", "high", "p"),
         "p_holm": d.adjusted,
         "change": d.change,
     }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from fedaudit.codec import json_number, to_json
+from fedaudit.codec import fields_of, to_json
 from fedaudit.decide.gate.outcome import Gate, LimitCheck, LimitReading
 from fedaudit.errors import count_of
 from fedaudit.reporting.findings import interval, number
@@ -287,27 +287,22 @@ def _sarif_result(c: LimitCheck, index: int, gate: Gate) -> dict[str, Any]:
     return result
 
 
+ESTIMATE = ("value", "low", "high", "confidence", "baseline", "n", "method")
+"""Fields of an estimate in JSON."""
+
+
 def plain(gate: Gate) -> dict[str, Any]:
     """The gate as JSON types; an infinity is "inf" or "-inf"."""
     return {
-        "passed": gate.passed,
-        "run": gate.run,
-        "policy": gate.policy,
-        "policy_sha256": gate.policy_sha256,
+        **fields_of(gate, "passed", "run", "policy", "policy_sha256"),
         "fedaudit": gate.version,
         "traces": gate.traces,
         "counts": gate.counts,
         "checks": [
             {
-                "limit": c.limit,
-                "run": c.run,
-                "metric": c.metric,
-                "rule": c.rule,
-                "status": c.status,
+                **fields_of(c, "limit", "run", "metric", "rule", "status"),
                 "statement": statement(c),
-                "code": c.code,
-                "remedy": c.remedy,
-                "why": c.why,
+                **fields_of(c, "code", "remedy", "why"),
                 "evidence": c.file,
                 "fingerprint": c.fingerprint,
                 "readings": [_plain_reading(r) for r in c.readings],
@@ -318,17 +313,7 @@ def plain(gate: Gate) -> dict[str, Any]:
 
 
 def _plain_reading(r: LimitReading) -> dict[str, Any]:
-    out: dict[str, Any] = {"who": r.who, "side": r.side, "kept": r.kept, "missing": r.missing}
-    out["bound"], out["limit"] = json_number(r.bound), json_number(r.limit)
+    out = fields_of(r, "who", "side", "kept", "missing", "bound", "limit")
     if r.estimate is not None:
-        e = r.estimate
-        out["estimate"] = {
-            "value": json_number(e.value),
-            "low": json_number(e.low),
-            "high": json_number(e.high),
-            "confidence": e.confidence,
-            "baseline": json_number(e.baseline),
-            "n": e.n,
-            "method": e.method,
-        }
+        out["estimate"] = fields_of(r.estimate, *ESTIMATE)
     return out

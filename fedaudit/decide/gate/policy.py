@@ -19,8 +19,8 @@ from fedaudit.decide.gate.measures import (
     VERDICT,
     check_metric,
 )
-from fedaudit.errors import ConfigError, UsageError, nearest
-from fedaudit.files import Unreadable, read_toml, write_atomically
+from fedaudit.errors import ConfigError, UsageError
+from fedaudit.files import Unreadable, read_toml, write_atomically, writing
 from fedaudit.settings import Fraction, check, checked, refuse_unknown
 from fedaudit.setup.toml import toml_value
 
@@ -128,11 +128,8 @@ class Policy:
         parts = [expanded(x.name, a) for x in self.limits if x.metric == VERDICT for a in AUDITS]
         for name in names:
             if name not in valid and name not in parts:
-                raise ConfigError(
-                    f"{where} names {name!r}, which is not a limit in {self.where}",
-                    expected="the name of a limit",
-                    got=repr(name),
-                    remedy=nearest(name, valid),
+                raise ConfigError.unknown(
+                    f"{where} names {name!r}, which is not a limit in {self.where}", name, valid
                 )
 
 
@@ -488,12 +485,5 @@ def write_example(path: Path, force: bool = False, text: str = EXAMPLE) -> None:
             got="an existing file",
             remedy="choose another name, or overwrite it with `force=True`",
         )
-    try:
+    with writing(path, UsageError, remedy="choose another place"):
         write_atomically(path, text.replace("{file}", path.name))
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}",
-            expected="an existing, writable folder",
-            got=error.strerror or str(error),
-            remedy="choose another place",
-        ) from None

@@ -19,6 +19,8 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedaudit import shapes
 from fedaudit.decide.gate.evidence import Evidence, run_evidence
 from fedaudit.errors import FedauditError, UsageError
@@ -137,8 +139,6 @@ class CellRunner:
         return self._measured[self.folder(config).name]
 
     def _run_in_process(self, todo: dict[str, tuple[str, Config]]) -> None:
-        import torch
-
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as in a worker, for equal rounding
         try:

@@ -20,7 +20,7 @@ from fedaudit.audits import facts_of
 from fedaudit.audits.facts import Advice
 from fedaudit.decide.gate.policy import Limit, Policy
 from fedaudit.decide.harden.limits import epsilon_limits
-from fedaudit.errors import ConfigError, FedauditError, UsageError, nearest
+from fedaudit.errors import ConfigError, FedauditError, UsageError
 from fedaudit.hooks import Hook
 from fedaudit.protections.declared import in_force
 from fedaudit.protections.dp_sgd import DPSGD
@@ -146,11 +146,8 @@ def check_only(only: Sequence[str]) -> None:
     names = [*ways, *noisy, ALLOCATED]
     for name in only:
         if name not in names:
-            raise UsageError(
-                f"{name!r} is not a protection that `harden` searches",
-                expected="a protection of the search",
-                got=repr(name),
-                remedy=nearest(name, names),
+            raise UsageError.unknown(
+                f"{name!r} is not a protection that `harden` searches", name, names
             )
 
 
@@ -207,6 +204,9 @@ def ladders(
             if not wanted and (only or not _is_tried(name, own, policy)):
                 continue
             ladder = _ladder(name, own, policy, unit, per_client)
+            if _kind(name).randomises_records and name not in own and prepared.train.columns:
+                # without bounds a table's columns would all be cut to 0..1
+                ladder = replace(ladder, settings={**ladder.settings, "bounds": "table"})
             why = ""
             if units - {unit}:
                 asked = ", ".join(sorted(units - {unit}))

@@ -73,6 +73,8 @@ class Point:
 
 
 def _check_excess(check: LimitCheck) -> float:
+    if check.leak is not None:
+        return check.leak
     return max((_excess(r) for r in check.readings if not r.kept), default=math.inf)
 
 

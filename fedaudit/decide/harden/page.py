@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.audits import facts_of
-from fedaudit.codec import json_number
+from fedaudit.codec import fields_of
 from fedaudit.decide.gate.outcome import LimitCheck
-from fedaudit.decide.gate.page import statement
+from fedaudit.decide.gate.page import ESTIMATE, statement
 from fedaudit.decide.harden.outcome import Hardened, Point
 from fedaudit.decide.harden.tradeoff import figure_names, in_points
 from fedaudit.reporting import environment
 from fedaudit.reporting.findings import interval, number
-from fedaudit.reporting.text import wrappable
+from fedaudit.reporting.text import longest_word
 from fedaudit.results import Estimate
 
 if TYPE_CHECKING:
@@ -121,6 +121,8 @@ def _failure_lines(found: Hardened) -> list[str]:
 def _relaxed(check: LimitCheck) -> str:
     """The relaxed limit that this measurement keeps."""
     known = [r for r in check.readings if r.bound is not None and not r.kept]
+    if not known and check.code == "underpowered":
+        return f"settle {check.title} with more evidence ({statement(check)})"
     if not known:
         lacking = {r.missing for r in check.readings}
         same = len(lacking) == 1 and check.readings[0].who
@@ -208,26 +210,61 @@ def _chance(found: Hardened, metric: str) -> str:
     return "" if none or len(known) != 1 else f" (chance {known.pop()})"
 
 
+MARKS = ("chosen", "best so far", "nearest", "kept", "broken", "failed")
+"""What a row is marked with, in the order of the terminal's table."""
+MOST_ROWS = 8
+
+
 def show(console: Console, found: Hardened) -> None:
-    """Print table and outcome."""
+    """Print the points nearest to the limits, and the outcome."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_edge=False, pad_edge=False)
-    for name in _head(found):
-        table.add_column(name, overflow="fold")
-    for point in found.points:
-        style = {"chosen": "bold green", "broken": "dim"}.get(_mark(point, found), "")
-        table.add_row(*(Text(wrappable(cell), style=style) for cell in _row(point, found)))
+    ranked = sorted(found.points, key=lambda p: (MARKS.index(_mark(p, found)), p.nearness))
+    rows = [(p, _brief_row(p, found)) for p in ranked[:MOST_ROWS]]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for i, name in enumerate(_brief_head(found)):
+        words = longest_word([name, *(row[i] for _, row in rows)])
+        table.add_column(name, min_width=words, no_wrap=i == 0)
+    for point, row in rows:
+        style = {"chosen": "bold", "broken": "dim"}.get(_mark(point, found), "")
+        table.add_row(*(Text(cell, style=style) for cell in row))
     console.print(table)
-    console.print(Text("value [low, high]: 95 % intervals unless stated otherwise", style="dim"))
+    more = len(ranked) - len(rows)
+    rest = f"; and {more} more: see harden.md" if more else ""
+    console.print(Text(f"[low, high]: 95 % intervals unless stated otherwise{rest}", style="dim"))
     console.print()
+    for point in ranked:
+        if point.failed:
+            first = point.failed.splitlines()[0]
+            console.print(Text(f"failed: {point.label}: {first}", style="dim"))
     for label, why in found.left_out:
         console.print(Text(f"not tried: {label}: {why}", style="dim"))
     for n, line in enumerate(summary(found)):
-        console.print(
-            Text(line, style="" if n else "bold green" if found.succeeded else "bold red")
-        )
+        console.print(Text(line, style="" if n else "bold" if found.succeeded else "bold red"))
+
+
+def _brief_head(found: Hardened) -> list[str]:
+    cost = "points lost" if found.measure == "accuracy" else f"{found.measure} gained"
+    return ["", "protection", cost, *map(_risk_name, found.metrics), "epsilon", "limits broken"]
+
+
+def _risk_name(metric: str) -> str:
+    return metric.partition(".")[2].replace("_", " ") or metric
+
+
+def _brief_row(point: Point, found: Hardened) -> list[str]:
+    """A row without trust, promise and names of limits, which the outcome and harden.md state."""
+    mark, label, cost, *others = _row(point, found)
+    return [
+        mark,
+        label,
+        "" if point.failed else cost,
+        *others[: len(found.metrics)],
+        "" if point.epsilon is None else number(point.epsilon),
+        f"{len(point.broken)} of {len(point.checks)}" if point.checks else "",
+    ]
 
 
 def markdown(found: Hardened) -> str:
@@ -323,41 +360,25 @@ def plain(found: Hardened) -> dict[str, Any]:
         "instead": {name: p.label for name, p in found.instead.items()},
         "points": [_plain_point(p) for p in found.points],
         "left_out": [{"what": what, "why": why} for what, why in found.left_out],
-        "stopped": found.stopped,
-        "seeds": found.seeds,
-        "searched": found.searched,
-        "reused": found.reused,
-        "config": found.config,
-        "policy": found.policy,
+        **fields_of(found, "stopped", "seeds", "searched", "reused", "config", "policy"),
     }
 
 
 def _plain_point(p: Point) -> dict[str, Any]:
     return {
-        "label": p.label,
-        "series": p.series,
-        "level": p.level,
-        "noise": p.noise,
+        **fields_of(p, "label", "series", "level", "noise"),
         "trusts": list(p.trusted),
-        "met": p.met,
-        "failed": p.failed,
+        **fields_of(p, "met", "failed"),
         "cost": _plain_estimate(p.cost),
         "utility": _plain_estimate(p.utility),
         "risks": {name: _plain_estimate(e) for name, e in p.risks.items()},
-        "epsilon": json_number(p.epsilon),
-        "promise": p.promise,
-        "epsilon_measured": p.epsilon_measured,
+        **fields_of(p, "epsilon", "promise", "epsilon_measured"),
         "checks": [
-            {"limit": c.limit, "rule": c.rule, "status": c.status, "found": statement(c)}
-            for c in p.checks
+            {**fields_of(c, "limit", "rule", "status"), "found": statement(c)} for c in p.checks
         ],
-        "runs": p.runs,
-        "folders": list(p.folders),
+        **fields_of(p, "runs", "folders"),
     }
 
 
 def _plain_estimate(e: Estimate | None) -> dict[str, Any] | None:
-    if e is None:
-        return None
-    ends = {name: json_number(getattr(e, name)) for name in ("value", "low", "high", "baseline")}
-    return {**ends, "confidence": e.confidence, "n": e.n, "method": e.method}
+    return None if e is None else fields_of(e, *ESTIMATE)

@@ -45,8 +45,8 @@ from fedaudit.decide.harden.choices import (
 )
 from fedaudit.decide.harden.outcome import Hardened, Point
 from fedaudit.decide.harden.utility import loss_between
-from fedaudit.errors import FedauditError, TraceError
-from fedaudit.files import read_text, write_atomically
+from fedaudit.errors import FedauditError
+from fedaudit.files import read_text, write_atomically, writing
 from fedaudit.progress import Progress, no_progress
 from fedaudit.results import Estimate
 from fedaudit.settings import Count, require
@@ -130,15 +130,8 @@ def harden(
 
 
 def _make_folder(path: Path) -> Path:
-    try:
+    with writing(path):
         (path / "cells").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TraceError(
-            f"cannot write to {path}",
-            expected="a writable folder",
-            got=error.strerror or str(error),
-            remedy="choose another folder with `out`",
-        ) from None
     return path
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from scipy.special import ndtri
 
 from fedaudit.arrays import Floats
 from fedaudit.audits.facts import GREATER
@@ -46,7 +48,6 @@ def score_held_out(
     e: Evidence, federation: Federation, metric: str = "accuracy"
 ) -> HeldOutScores | None:
     """Scores per held-out record; None if the trace does not hold the whole model."""
-    import torch
 
     stored = e.metrics.get(metric)
     if stored is None or federation.test is None:
@@ -134,7 +135,6 @@ def tango(b: int, c: int, n: int, confidence: float = 0.95) -> tuple[float, floa
     equals the normal quantile; q is the most likely share of pairs of the second kind given D.
     """
     from scipy.optimize import brentq
-    from scipy.special import ndtri
 
     z = float(ndtri(0.5 + confidence / 2))
     value = (b - c) / n

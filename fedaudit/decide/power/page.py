@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.audits.planning import SampleSize
-from fedaudit.codec import json_number
+from fedaudit.codec import fields_of, json_number
 from fedaudit.reporting.findings import number
 from fedaudit.reporting.text import wrappable
 from fedaudit.reporting.wording import said
@@ -83,19 +83,9 @@ def plain_power(rows: Sequence[SampleSize], power: float, confidence: float) -> 
         "confidence": confidence,
         "needs": [
             {
-                "audit": n.audit,
-                "measure": n.measure,
-                "run": n.run,
-                "unit": n.unit,
-                "chance": json_number(n.chance),
-                "have": n.have,
+                **fields_of(n, "audit", "measure", "run", "unit", "chance", "have"),
                 "smallest_seen": json_number(n.seen),
-                "wanted": json_number(n.wanted),
-                "needed": n.needed,
-                "exact": n.exact,
-                "enough": n.enough,
-                "how": n.how,
-                "rule": n.rule,
+                **fields_of(n, "wanted", "needed", "exact", "enough", "how", "rule"),
             }
             for n in rows
         ],

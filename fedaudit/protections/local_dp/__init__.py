@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from fedaudit.errors import ConfigError, nearest
+from fedaudit.errors import ConfigError
 from fedaudit.protections.local_dp.additive import Gaussian, Laplace
 from fedaudit.protections.local_dp.bitrand import BitRand
 from fedaudit.protections.local_dp.dbitflip import DBitFlip
@@ -42,21 +42,11 @@ MECHANISMS: dict[str, type[Any]] = {
 def make(name: str, settings: Mapping[str, Any]) -> Mechanism:
     """Build the mechanism `name` with `settings`; refuses settings that it does not have."""
     if name not in MECHANISMS:
-        raise ConfigError(
-            f"unknown mechanism {name!r}",
-            expected="the name of a local mechanism",
-            got=repr(name),
-            remedy=nearest(name, MECHANISMS),
-        )
+        raise ConfigError.unknown(f"unknown mechanism {name!r}", name, MECHANISMS)
     known = {f.name: f for f in fields(MECHANISMS[name])}
     for key in settings:
         if key not in known:
-            raise ConfigError(
-                f"{name} has no setting {key!r}",
-                expected=", ".join(known),
-                got=repr(key),
-                remedy=nearest(key, known),
-            )
+            raise ConfigError.unknown(f"{name} has no setting {key!r}", key, known)
     missing = [k for k, f in known.items() if f.default is MISSING and k not in settings]
     if missing:
         raise ConfigError(

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedaudit.accounting import Exposure, Guarantee
-from fedaudit.errors import ConfigError, OutOfRange, nearest
+from fedaudit.errors import ConfigError, OutOfRange
 from fedaudit.hooks import Hook, NoiseSearch
 from fedaudit.protections.local_dp import MECHANISMS, Discrete, Mechanism, make
 from fedaudit.protections.local_dp.bits import BitCount
@@ -184,11 +184,10 @@ class LocalDP(Hook):
         else:
             for name, pair in self.bounds.items():
                 if name not in columns:
-                    raise ConfigError(
+                    raise ConfigError.unknown(
                         f"protections.local_dp.bounds names a column that is no feature: {name!r}",
-                        expected="a feature of the table",
-                        got=repr(name),
-                        remedy=nearest(name, columns),
+                        name,
+                        columns,
                     )
                 pairs[list(columns).index(name)] = pair
         return replace(
@@ -211,7 +210,7 @@ class LocalDP(Hook):
     def _one(value: float | tuple[float, ...] | None, default: float) -> float:
         return default if value is None or isinstance(value, tuple) else value
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, count: int = 0) -> tuple[str, ...]:
         if "table" not in (self.bounds, self.bounds_from):
             return ()
         return (

@@ -33,6 +33,7 @@ import numpy as np
 
 from fedaudit.protections.secure_aggregation import keys, shamir, wire
 from fedaudit.protections.secure_aggregation.graph import (
+    COMPLETE_UP_TO,
     Neighbours,
     Quorum,
     avoidable,
@@ -64,8 +65,13 @@ from fedaudit.protections.secure_aggregation.refusals import (
     malformed,
     too_few,
 )
-from fedaudit.protections.secure_aggregation.ring import RingVector, add_streams, ring_dtype
-from fedaudit.settings import AtLeastTwo, checked
+from fedaudit.protections.secure_aggregation.ring import (
+    RingQuantiser,
+    RingVector,
+    add_streams,
+    ring_dtype,
+)
+from fedaudit.settings import AtLeastTwo, Whole, checked
 
 STEPS = ("advertise", "share", "upload", "confirm", "reveal")
 _KEPT = (
@@ -92,12 +98,14 @@ class ClientRules:
     graph: "two_thirds" (more than 2n/3: up to n/3 clients may collude with a lying server),
     "majority" (more than n/2: a lying server alone) or "threshold" (the threshold, whatever n is:
     the server must follow the protocol, since it can show two halves two lists and open a client).
-    `graph`: what a sparse graph must keep.
+    `graph`: what a sparse graph must keep; `all_pairs_up_to` so many clients none is accepted: it
+    counts on far fewer colluding ones, and the server chooses.
     """
 
     threshold: AtLeastTwo = 5
     quorum: Quorum = "two_thirds"
     graph: Neighbours = field(default_factory=Neighbours)
+    all_pairs_up_to: Whole = COMPLETE_UP_TO
 
 
 class Client:
@@ -134,6 +142,7 @@ class Client:
         self._roster: wire.Roster | None = None
         self._holders: dict[int, wire.Record] = {}  # who holds shares of this client's secrets
         self._held: dict[int, bytes] = {}  # owner -> its two shares
+        self._sealing: ExchangeKey | None = None  # opens what its holders sealed, in step 3
         self._shared = self._uploaded = b""  # a bit per client of the roster
         self._view = self._signed = self._inbox = b""
 
@@ -191,10 +200,10 @@ class Client:
         request = given.head + given.context
         return self._once("share", request, lambda: self._share(given, request))
 
-    @property
-    def clients(self) -> int:
-        """Clients of the roster: the ring's scale, the same for all whose masks cancel."""
-        return len(self._shown())
+    def ring(self, bound: float) -> RingQuantiser:
+        """The roster's ring for numbers up to `bound`: the same for all whose masks cancel."""
+        roster = self._shown()
+        return RingQuantiser(bound, len(roster), roster.terms.bits)
 
     def before_training(self, inbox: bytes, about: str) -> bytes | None:
         """Check the request of step 3 before the vector is computed; once in a run.
@@ -239,7 +248,7 @@ class Client:
         self._done[step] = digest, answer
         return answer
 
-    def _begin(self, step: str, request: bytes, **consent: Any) -> None:
+    def _begin(self, step: str, request: bytes, **more: Any) -> None:
         """Write a step into the ledger before its answer exists."""
         digest = wire.fingerprint("request", request).hex()
         self.ledger.begin(
@@ -249,7 +258,7 @@ class Client:
                 request=digest,
                 training=self.training,
                 round=self.round_number,
-                **consent,
+                **more,
             )
         )
 
@@ -281,24 +290,28 @@ class Client:
     def _share(self, roster: wire.Roster, request: bytes) -> bytes:
         self._check_roster(roster)
         drawn = roster.terms.neighbours < len(roster) - 1
+        own = roster.record(self.number)
+        fresh = tuple(k.hex()[:32] for k in (own.mask, own.channel, own.commitment))
         if drawn:  # once: a server that repeats a roster with a forged record in it would get
-            self._begin("share", request)  # draws until one leaves that record out
+            self._begin("share", request, keys=fresh)  # draws until one leaves that record out
         holders = self._draw_holders(roster)
         if not drawn:
-            self._begin("share", request)
+            self._begin("share", request, keys=fresh)
         terms, context = roster.terms, roster.context
         points = [number + 1 for number in holders]
         parts = [
             shamir.split(int.from_bytes(secret), terms.quorum, points, self._random)
             for secret in (self._seed, self._mask_key)
         ]
-        out, channel = [], ExchangeKey(self._channel)
+        # between all pairs its holders are those who seal for it: half of the agreements are kept
+        out, channel = [], ExchangeKey(self._channel, keep=not drawn)
         for number, record in holders.items():
             pair = b"".join(part[number + 1].to_bytes(shamir.SHARE_BYTES) for part in parts)
             key = keys.seal_key(channel, record.channel, context, self.number, number)
             sealed = _aead(key).encrypt(NONCE, pair, context)
             out.append(wire.number_bytes(number) + keys.pair_digests(context, pair) + sealed)
         self._roster, self._holders = roster, holders
+        self._sealing = None if drawn else channel
         return wire.signed(self._identity, "shares", context, b"".join(out))
 
     def _check_roster(self, roster: wire.Roster) -> None:
@@ -331,11 +344,12 @@ class Client:
                 raise _weak("quorum", f"at least {least} of {n} shares", terms.quorum)
         else:
             graph = failures(n, terms.neighbours, terms.quorum, rules.graph)
+            if n <= rules.all_pairs_up_to:
+                raise _weak("graph", f"masks between all pairs of {n} clients", graph)
             if graph.unprotected > -rules.graph.security:
                 raise _weak("graph", f"2^-{rules.graph.security} or less", graph)
-            # of a sparse sum's members more than half of the honest ones were surely there
-            if terms.threshold > (n - int(rules.graph.colluding * n)) // 2 + 1:
-                raise _weak("threshold", f"up to half of {n} clients", terms.threshold)
+            if terms.threshold > (most := graph.largest_threshold(rules.graph)):
+                raise _weak("threshold", f"up to {most} of {n} clients", terms.threshold)
 
     def _draw_holders(self, roster: wire.Roster) -> dict[int, wire.Record]:
         """This client and its neighbours, drawn uniformly; every record checked."""
@@ -399,7 +413,7 @@ class Client:
         roster, size, sent = self._shown(), (len(self._shown()) + 7) // 8, inbox
         inbox = self._open_inbox(inbox, about)
         bits = inbox[:size]
-        sharing = wire.from_bitmap(bits, roster.numbers, "the list of sharers")
+        sharing = roster.members(bits, "the list of sharers")
         sealed = wire.by_number(inbox[size:], wire.SHARED_BYTES, "the inbox")
         mine = {*sealed, self.number}
         if roster.marked(bits, mine) != mine:
@@ -422,7 +436,7 @@ class Client:
             "upload",
             request,
             sketch=sketch_of(vector) if self.ledger.measured else (),
-            members=tuple(sharing.tolist()),
+            members=sharing,
             others=roster.terms.others,
             final=roster.terms.final,
             unseen=self._unseen,
@@ -438,7 +452,8 @@ class Client:
         say, are left out: revealing them would make this client look like a liar."""
         from cryptography.exceptions import InvalidTag
 
-        held, channel, context = {}, ExchangeKey(self._channel), roster.context
+        held, context = {}, roster.context
+        channel, self._sealing = self._sealing or ExchangeKey(self._channel), None
         for owner, entry in sealed.items():
             public = (self._holders.get(owner) or roster.record(owner)).channel
             key = keys.seal_key(channel, public, context, owner, self.number)
@@ -459,7 +474,7 @@ class Client:
         if len(uploads) <= SIGNATURE_BYTES:
             raise malformed("the list of uploads cannot be read", "a list and a signature", "less")
         bits, signature = uploads[:-SIGNATURE_BYTES], uploads[-SIGNATURE_BYTES:]
-        numbers = wire.from_bitmap(bits, roster.numbers, "the list of uploads")
+        members = roster.members(bits, "the list of uploads")
         signed = keys.upload_view(self._view, bits)
         if not verify(roster.aggregator, signature, "uploads", signed):
             raise _forged("the list of uploads", "the aggregator's signature")
@@ -471,15 +486,15 @@ class Client:
                 "a client without keys" if inside else "this client left out",
             )
         terms, holding = roster.terms, roster.marked(bits, self._holders)
-        if len(numbers) < terms.threshold:
-            raise too_few(len(numbers), terms.threshold, "after the upload")
+        if len(members) < terms.threshold:
+            raise too_few(len(members), terms.threshold, "after the upload")
         if len(holding) < terms.quorum:
             raise too_few(len(holding), terms.quorum, "among this client's holders")
         query = AnsweredQuery(
             round=terms.round,
             run=terms.run,
             training=self.training,
-            members=tuple(numbers.tolist()),
+            members=members,
             others=terms.others,
             final=terms.final,
             unseen=self._unseen,

@@ -35,6 +35,9 @@ from fedaudit.errors import UsageError
 from fedaudit.settings import Count, ShareBelowOne, checked
 
 Quorum = Literal["two_thirds", "majority", "threshold"]
+COMPLETE_UP_TO = 100
+"""Clients up to which every pair shares a mask: a third of them may then collude."""
+_SLACK = 1e-9
 _EACH = 64  # sets up to this size are counted one by one
 QUORUMS: tuple[Quorum, ...] = ("two_thirds", "majority", "threshold")
 
@@ -61,6 +64,15 @@ class Neighbours:
     security: Count = 40
     completion: Count = 20
 
+    def honest(self, clients: int) -> int:
+        """How many of so many clients do not collude."""
+        # a share of 0.29 of 100 is 29, though floating-point numbers make it 28.999...
+        return clients - math.floor(self.colluding * clients + _SLACK)
+
+    def gone(self, clients: int) -> int:
+        """How many of so many clients may drop out."""
+        return math.ceil(self.dropout * clients - _SLACK)
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -82,21 +94,32 @@ class Graph:
         """log2 of the probability that an honest client's sum is smaller than promised."""
         return float(np.logaddexp2(self.opened, self.isolated))
 
+    def largest_threshold(self, ask: Neighbours) -> int:
+        """Most clients that are surely in a sum, of all that its list names.
+
+        In a sparse graph more than half of the honest ones, whatever lists are shown (`isolated`).
+        """
+        return self.clients if self.complete else ask.honest(self.clients) // 2 + 1
+
     def __str__(self) -> str:
         if self.complete:
             return f"complete graph of {self.clients} clients, {self.quorum} shares open"
         return (
             f"{self.clients} clients, {self.neighbours} neighbours drawn by each, {self.quorum} "
-            f"shares open; a client opened: 2^{self.opened:.1f}, a set isolated: "
-            f"2^{self.isolated:.1f}, no sum: 2^{self.stuck:.1f}"
+            f"shares open; a client opened: {_chance(self.opened)}, a set isolated: "
+            f"{_chance(self.isolated)}, no sum: {_chance(self.stuck)}"
         )
+
+
+def _chance(log: float) -> str:
+    return "0" if log == -math.inf else f"2^{log:.1f}"
 
 
 def failures(clients: int, neighbours: int, quorum: int, ask: Neighbours) -> Graph:
     """The graph with its failure probabilities, under the shares of `ask`."""
     n, k, t = clients, neighbours, quorum
-    colluding, gone = math.floor(ask.colluding * n), math.ceil(ask.dropout * n)
-    honest = n - colluding
+    honest, gone = ask.honest(n), ask.gone(n)
+    colluding = n - honest
     if k == n - 1:
         opened = -math.inf if 2 * t > n + colluding else 0.0
         return Graph(n, k, t, opened, -math.inf, -math.inf if t <= n - gone else 0.0)
@@ -131,7 +154,7 @@ def avoidable(clients: int, neighbours: int, ask: Neighbours) -> int:
     n, k = clients, neighbours
     if k >= n - 1:
         return 0
-    honest = n - math.floor(ask.colluding * n)
+    honest = ask.honest(n)
     most = n - honest // 2 - 1
     for p in range(1, most + 1):
         spared = math.exp(k * math.log1p(-p / n))

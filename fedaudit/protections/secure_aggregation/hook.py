@@ -27,7 +27,7 @@ from fedaudit.protections.secure_aggregation.aggregator import (
     LedgerEntry,
     SecureAggregator,
 )
-from fedaudit.protections.secure_aggregation.graph import Quorum
+from fedaudit.protections.secure_aggregation.graph import COMPLETE_UP_TO, Graph, Neighbours, Quorum
 from fedaudit.protections.secure_aggregation.ledger import Budget, Cosine
 from fedaudit.protections.secure_aggregation.refusals import QueryRefused, TooFewLeft
 from fedaudit.protections.secure_aggregation.ring import RingQuantiser
@@ -36,6 +36,7 @@ from fedaudit.protections.secure_aggregation.scalars import (
     ScalarRelease,
     ScalarSettings,
 )
+from fedaudit.protections.secure_aggregation.server import RunPlan
 from fedaudit.randomness import Seed
 from fedaudit.settings import Count, PositiveFinite, Share, ShareBelowOne, Whole, checked
 from fedaudit.stats import query_plans
@@ -110,7 +111,7 @@ class SecureAggregation(ScalarSettings, Hook):
     name: ClassVar[str] = "secure_aggregation"
     covers: ClassVar[tuple[str, ...]] = ("parameter", "buffer", "weight", "metadata", "sender")
     trust: ClassVar[str] = (
-        "the clients' keys; fewer than a third of the clients collude, of more than 100 at most 5 %"
+        "the clients' keys; fewer than a third of clients collude (beyond 100: 5 %)"
     )
     other_names: ClassVar[tuple[str, ...]] = ("secureaggregation", "secagg")
     asks: ClassVar[bool] = True
@@ -197,12 +198,20 @@ class SecureAggregation(ScalarSettings, Hook):
     def queries(self, clients: int) -> int:
         return 2 * clients * self.repeats if self.plan == "paired" else clients
 
-    def remarks(self) -> tuple[str, ...]:
+    def remarks(self, count: int = 0) -> tuple[str, ...]:
+        drawn: tuple[str, ...] = ()
+        if count > COMPLETE_UP_TO:
+            ask = Neighbours()
+            drawn = (
+                f"secure_aggregation, {ask.colluding:.0%} colluding and {ask.dropout:.0%} gone: "
+                f"{self._graph(count)}",
+            )
         if self.scalar_noise:
-            return (NOISE_EXCLUDES,)
+            return (*drawn, NOISE_EXCLUDES)
         if not self.draws_pairs or not self.refuse_isolating:
-            return ()
+            return drawn
         return (
+            *drawn,
             "the published pairs reveal every update: with refuse_isolating = true most of them "
             "are refused, and little can be attributed",
         )
@@ -222,6 +231,25 @@ class SecureAggregation(ScalarSettings, Hook):
             got=f"{count} in one aggregate",
             remedy="raise federation.participation, use larger regions, or a lower threshold",
         )
+        most = self._graph(count).largest_threshold(Neighbours())
+        if self.threshold > most:
+            raise ConfigError(
+                "clients would refuse this threshold: a sparse graph cannot keep it",
+                expected=f"at most {most} of {count} clients: that many are surely in the sum",
+                got=f"threshold = {self.threshold}",
+                remedy=f"protections.secure_aggregation.threshold = {most}",
+            )
+
+    def _graph(self, count: int) -> Graph:
+        """The graph of a round of so many clients."""
+        plan = RunPlan(
+            round=1,
+            length=1,
+            threshold=self.threshold,
+            quorum=self.quorum,
+            complete=self.subset_sums or None,
+        )
+        return plan.graph_of(count)
 
     def _fits(self, count: int, problem: str, *, got: str, remedy: str) -> None:
         """Raise ConfigError if `count` clients are too few for the threshold or the plan."""

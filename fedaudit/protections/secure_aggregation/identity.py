@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -46,6 +47,7 @@ class Identity:
     def new(cls, random: Random = os.urandom) -> Self:
         return cls(random(KEY_BYTES))
 
+    @cached_property
     def _key(self) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -53,10 +55,10 @@ class Identity:
 
     @property
     def public(self) -> bytes:
-        return self._key().public_key().public_bytes_raw()
+        return self._key.public_key().public_bytes_raw()
 
     def sign(self, purpose: str, content: bytes) -> bytes:
-        return self._key().sign(_CONTEXT + purpose.encode() + b"|" + content)
+        return self._key.sign(_CONTEXT + purpose.encode() + b"|" + content)
 
     def __repr__(self) -> str:  # never the secret
         return f"Identity(public={self.public.hex()})"
@@ -129,8 +131,12 @@ class Directory:
             )
 
 
+@lru_cache(maxsize=4096)
 def verify(public: bytes, signature: bytes, purpose: str, content: bytes) -> bool:
-    """Whether this identity signed this content for this purpose."""
+    """Whether this identity signed this content for this purpose.
+
+    Answers are kept: where one process plays all clients, each signature is checked once.
+    """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -143,12 +149,16 @@ def verify(public: bytes, signature: bytes, purpose: str, content: bytes) -> boo
 
 
 class ExchangeKey:
-    """An X25519 secret (32 bytes), parsed once: parsing it costs as much as an exchange."""
+    """An X25519 secret (32 bytes), parsed once: parsing it costs as much as an exchange.
 
-    def __init__(self, secret: bytes) -> None:
+    `keep`: remember what was agreed with each public key, for whoever agrees with it twice.
+    """
+
+    def __init__(self, secret: bytes, *, keep: bool = False) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         self._key = X25519PrivateKey.from_private_bytes(secret)
+        self._agreed: dict[bytes, bytes] | None = {} if keep else None
 
     @property
     def public(self) -> bytes:
@@ -158,8 +168,13 @@ class ExchangeKey:
         """Raises Malformed for a key of small order, such as zero."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
+        if self._agreed is not None and public in self._agreed:
+            return self._agreed[public]
         try:
-            return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+            secret = self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
             what = "a public key is unusable"
             raise malformed(what, "an X25519 key of full order", "a weak key") from None
+        if self._agreed is not None:
+            self._agreed[public] = secret
+        return secret

@@ -115,8 +115,9 @@ class AnsweredQuery:
 class BegunStep:
     """A step whose answer may have left the client, whatever else of its state is lost.
 
-    `request`: digest of what it answers. For uploads `sketch` of the vector, and the sum to which
-    it may be added without another word of this client: `members` are those who shared.
+    `request`: digest of what it answers. For shares `keys`: digests of the run's public keys. For
+    uploads `sketch` of the vector, and the sum to which it may be added without another word of
+    this client: `members` are those who shared.
     """
 
     run: str
@@ -124,6 +125,7 @@ class BegunStep:
     request: str
     training: str = ""
     round: int = 0
+    keys: tuple[str, ...] = ()
     sketch: tuple[int, ...] = ()
     members: Members = ()
     others: tuple[Members, ...] = ()
@@ -133,7 +135,7 @@ class BegunStep:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
         """From `asdict` of one, after JSON has made its tuples lists."""
-        lists = {"sketch": tuple(map(int, raw["sketch"])), "members": tuple(raw["members"])}
+        lists = {name: tuple(raw.get(name, ())) for name in ("keys", "sketch", "members")}
         return cls(**{**raw, **lists, "others": tuple(map(tuple, raw["others"]))})
 
     @property
@@ -210,7 +212,8 @@ class ClientLedger:
         """Write down that a step begins; raises OutOfOrder if it has begun with another request.
 
         Shares are drawn anew by whoever has lost them, and training may differ: for these even the
-        same request is refused.
+        same request is refused. So are shares of keys that served another run: a machine that was
+        copied draws the same ones again.
         """
         if self._path is None:
             if self._is_new(step):
@@ -225,6 +228,13 @@ class ClientLedger:
     def _is_new(self, step: BegunStep) -> bool:
         known = self.begun.get((step.run, step.step))
         if known is None:
+            if any(not set(step.keys).isdisjoint(b.keys) for b in self.begun.values()):
+                raise OutOfOrder(
+                    "keys of an earlier run were drawn again: together both runs could open it",
+                    expected="fresh keys in every run",
+                    got="random numbers that repeat",
+                    remedy="give the client a random generator that is not a copy",
+                )
             return True
         if step.step in ("share", "train") or known.request != step.request:
             raise OutOfOrder(

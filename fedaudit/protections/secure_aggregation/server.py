@@ -14,6 +14,7 @@ import numpy as np
 from fedaudit.protections.secure_aggregation import keys, shamir, wire
 from fedaudit.protections.secure_aggregation.client import check_record
 from fedaudit.protections.secure_aggregation.graph import (
+    COMPLETE_UP_TO,
     Graph,
     Neighbours,
     Quorum,
@@ -39,8 +40,6 @@ from fedaudit.protections.secure_aggregation.refusals import (
 from fedaudit.protections.secure_aggregation.ring import RingVector, add_streams, ring_dtype
 from fedaudit.settings import AtLeastTwo, Count, Whole, checked
 
-COMPLETE_UP_TO = 100
-"""Clients up to which every pair shares a mask: a third of them may then collude."""
 PHASES = ("keys", "shares", "uploads", "views", "shares revealed", "closed")
 
 

@@ -28,7 +28,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
 from fedaudit import settings
-from fedaudit.errors import ConfigError, DataError, UsageError, nearest
+from fedaudit.errors import ConfigError, DataError, UsageError
 from fedaudit.files import Unreadable, read_toml
 from fedaudit.matching import match_clients
 from fedaudit.protections.exposure_limit import LITTLE, ExposureLimit
@@ -286,12 +286,7 @@ class _Allocation:
                 "simulation allocated_noise_mod(..., partitions=[names by partition-id])",
             )
         if name not in self.names:
-            raise ConfigError(
-                f"the allocation has no client {name!r}",
-                expected=f"a {CLIENT} of the allocation",
-                got=repr(name),
-                remedy=nearest(str(name), self.names),
-            )
+            raise ConfigError.unknown(f"the allocation has no client {name!r}", name, self.names)
         return str(name)
 
 

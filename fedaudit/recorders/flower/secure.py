@@ -25,8 +25,9 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -129,8 +130,13 @@ def secure_sum_mod(
     may tell about a client; None: no limit. `only_final`: see `ClientLedger`. A message to train
     without the protocol is refused; one to evaluate is passed on.
     """
-    asked = rules or ClientRules(threshold=threshold)
-    limits = {"bound": float(bound), "most": int(most_examples), "weight": weight}
+    about = _MaskedReplies(
+        keys=keys,
+        rules=rules or ClientRules(threshold=threshold),
+        limits={"bound": float(bound), "most": int(most_examples), "weight": weight},
+        budget=budget,
+        only_final=only_final,
+    )
 
     def masked(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
@@ -144,41 +150,41 @@ def secure_sum_mod(
                     got="a plain one",
                     remedy="wrap the server's strategy",
                 )
-            return _answer(message, _request(record), context, call_next)
+            return about.answer(message, _request(record), context, call_next)
         except FedauditError as error:
             _log.warning("fedaudit secure sum: %s", error)
             why = Error(ErrorCode.MOD_FAILED_PRECONDITION, f"{error.code}: {error.what}")
             return Message(why, reply_to=message)
 
-    def _answer(
-        message: Message, record: Mapping[str, Any], context: Context, call_next: ClientAppCallable
+    return masked
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MaskedReplies:
+    """What a client of `secure_sum_mod` was set up with: it answers the steps of the protocol."""
+
+    keys: str | os.PathLike[str]
+    rules: ClientRules
+    limits: Mapping[str, Any]
+    budget: Budget | None
+    only_final: bool
+
+    def answer(
+        self,
+        message: Message,
+        record: Mapping[str, Any],
+        context: Context,
+        call_next: ClientAppCallable,
     ) -> Message:
-        step, number = record["step"], int(context.node_config["partition-id"])
-        identity, directory = read_keys(keys, number)
-        told = {name: record[name] for name in limits}
-        if told != limits:
+        told = {name: record[name] for name in self.limits}
+        if told != self.limits:
             raise WeakTerms(
                 "the server states other limits of updates than this client",
-                expected=str(limits),
+                expected=str(self.limits),
                 got=str(told),
                 remedy="give strategy and mod the same bound, most_examples and weight",
             )
-        client = Client(
-            number,
-            run=record["run"],
-            round_number=record["round"],
-            training=str(context.run_id),
-            identity=identity,
-            directory=directory,
-            ledger=ClientLedger(
-                number,
-                threshold=asked.threshold,
-                budget=budget,
-                path=Path(keys) / f"{number}.ledger",
-                only_final=only_final,
-            ),
-            rules=asked,
-        )
+        client, step = self._client(record, context), record["step"]
         if step != "advertise" or _has_begun(context, client.run):
             client.load(_kept(context, client.run))
         asks = {"share": client.share, "confirm": client.confirm, "reveal": client.reveal}
@@ -192,7 +198,25 @@ def secure_sum_mod(
         content = RecordDict({KEY: ConfigRecord({"message": answer})})
         return Message(content, reply_to=message)
 
-    return masked
+    def _client(self, record: Mapping[str, Any], context: Context) -> Client:
+        number = int(context.node_config["partition-id"])
+        identity, directory = read_keys(self.keys, number)
+        return Client(
+            number,
+            run=record["run"],
+            round_number=record["round"],
+            training=str(context.run_id),
+            identity=identity,
+            directory=directory,
+            ledger=ClientLedger(
+                number,
+                threshold=self.rules.threshold,
+                budget=self.budget,
+                path=Path(self.keys) / f"{number}.ledger",
+                only_final=self.only_final,
+            ),
+            rules=self.rules,
+        )
 
 
 def _request(record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -253,7 +277,7 @@ def _upload(
     if kept is not None:
         return kept
     try:
-        vector = _vector(message, record, context, call_next, client.clients)
+        vector = _vector(message, record, context, call_next, client.ring(record["bound"]))
         return client.upload(record["message"], vector, digest)
     except Exception as error:  # its kind alone could tell how large an update is
         _log.warning("fedaudit secure sum: training failed: %s", error)
@@ -265,7 +289,7 @@ def _vector(
     record: Mapping[str, Any],
     context: Context,
     call_next: ClientAppCallable,
-    clients: int,
+    ring: RingQuantiser,
 ) -> npt.NDArray[np.unsignedinteger[Any]]:
     """Train, and the quantised update times its weight, followed by the weight."""
     content = RecordDict({k: r for k, r in message.content.items() if k != KEY})
@@ -287,7 +311,6 @@ def _vector(
             remedy="raise most_examples of SecureSumStrategy",
         )
     assert isinstance(weight, int)
-    ring = RingQuantiser(record["bound"], clients)
     update = _flat(after) - _flat({k: before[k] for k in after})
     return ring.encode(np.append(update * (weight / most), weight * ring.step))
 
@@ -300,6 +323,8 @@ class SecureSumStrategy(Strategy):
 
     `keys`: folder with the aggregator's key and everybody's public keys. `threshold`: fewest
     clients in a sum. `bound`: largest number of any update; `most_examples`: largest weight.
+    `modulus_bits`: 64, since updates times their weight over the largest allowed are small numbers;
+    32 for half of the bytes, and up to `bound` x `most_examples` / 2^31 more of error per client.
     `path`: a new folder for the trace, if one is wanted. `timeout`: seconds per message.
     """
 
@@ -311,6 +336,7 @@ class SecureSumStrategy(Strategy):
         threshold: int = 5,
         bound: float = 16.0,
         most_examples: int = 100_000,
+        modulus_bits: Literal[32, 64] = 64,
         path: str | os.PathLike[str] | None = None,
         timeout: float = 3600.0,
     ) -> None:
@@ -322,7 +348,7 @@ class SecureSumStrategy(Strategy):
         self._recorder: Recorder | None = None
         self._grid: Grid | None = None
         self._server: Server | None = None
-        self._ring = RingQuantiser(bound, 1)
+        self._ring = RingQuantiser(bound, 1, modulus_bits)
         self._number: dict[int, int] = {}
         self._sent: list[Message] = []
         self._sizes: dict[int, int] = {}
@@ -345,6 +371,8 @@ class SecureSumStrategy(Strategy):
             round=server_round,
             length=size + 1,
             threshold=self.threshold,
+            bits=self._ring.bits,
+            final=True,  # one sum a round: clients allow no other
             about="".join(digests) if len(digests) == 1 else "",
         )
         server = Server(plan, identity=self._identity, directory=self._directory)
@@ -361,7 +389,7 @@ class SecureSumStrategy(Strategy):
             for node, answer in self._ask("advertise", dict.fromkeys(nodes, b"")).items():
                 self._take(node, self._enrol, node, answer)
             roster = server.roster_message()
-            self._ring = RingQuantiser(self.bound, len(self._number))
+            self._ring = replace(self._ring, clients=len(self._number))
             shared = self._ask("share", dict.fromkeys(self._number, roster))
             accepted = [
                 node
@@ -550,7 +578,7 @@ class SecureSumStrategy(Strategy):
     def _open(self, before: Named) -> Recorder:
         layouts = {**layouts_like(before), QUERY: query_layout(self._clients())}
         assert self._path is not None
-        plan = RunPlan(round=1, length=1)
+        assert self._server is not None
         self._recorder = Recorder(
             self._path,
             layouts=layouts,
@@ -567,9 +595,9 @@ class SecureSumStrategy(Strategy):
                     "covers": ["parameter", "buffer", "integer", "weight", "metadata"],
                     "trust": "clients' identity keys; fewer than a third colluding, 5 % above 100",
                     "threshold": self.threshold,
-                    "modulus": f"2^{plan.bits}",
+                    "modulus": f"2^{self._ring.bits}",
                     "bound": self.bound,
-                    "quorum": plan.quorum,
+                    "quorum": self._server.plan.quorum,
                 }
             ],
         )

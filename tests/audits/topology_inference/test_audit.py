@@ -333,41 +333,6 @@ def test_sample_sizes_know_that_few_clients_show_nothing(audited):
     assert scores.fewest_clients(1 / 24) == 4
 
 
-def test_runs_are_compared_in_pairs_and_corrected():
-    rng = np.random.default_rng(13)
-    runs = []
-    for _ in range(12):
-        p = rng.random(20)
-        runs.append(
-            scores.Outcome(
-                p=p,
-                guesses={
-                    "A1": rng.random(20),
-                    "A2-full": p + 0.05 * rng.normal(size=20),
-                    "A2-org": p + 0.2 * rng.normal(size=20),
-                    "A2-topo": rng.random(20),
-                },
-                shadow_mean=0.5,
-            )
-        )
-    found = scores.over_runs(runs, rng=rng)
-    full, one = found["lift (A2-full)"], found["lift (A1)"]
-    assert isinstance(full.estimate, Estimate)
-    assert full.estimate.low > 0
-    assert full.p_value == pytest.approx(7 / 2001)  # the smallest possible, times seven tests
-    few = scores.over_runs(runs[:4], rng=rng)
-    assert few["lift (A2-full)"].p_value == pytest.approx(7 / 16)  # four runs of one sign
-    assert one.estimate.high < 0
-    assert one.p_value == 1.0
-    gained = found["topology_contribution"].values
-    each = [
-        scores.loss(o.guesses["A1"], o.p) - scores.loss(o.guesses["A2-full"], o.p) for o in runs
-    ]
-    np.testing.assert_allclose(gained, each)
-    alone = scores.over_runs(runs[:1], rng=rng)
-    assert isinstance(alone["lift (A1)"].estimate, Underpowered)
-
-
 def test_the_channel_of_the_verdict_is_chosen_on_shadows():
     rng = np.random.default_rng(14)
     base = rng.normal(size=50)

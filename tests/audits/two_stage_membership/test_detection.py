@@ -96,8 +96,8 @@ def test_updates_that_the_run_kept_give_the_power_exactly(by_hand, snr, power):
         assert any(POWER in u.what for u in blind.underpowered)
         assert any("power at most" in n for n in blind.notes)
     row = blind.per_client["client-00"]
-    assert row["SNR at most"] >= snr
-    assert row["SNR"] is None or row["SNR"] <= row["SNR at most"]
+    assert row["SNR_at_most"] >= snr
+    assert row["SNR"] is None or row["SNR"] <= row["SNR_at_most"]
 
 
 def test_without_noise_every_update_is_found_and_two_clients_are_no_certainty():
@@ -117,4 +117,4 @@ def test_clipping_bounds_what_can_be_found(by_hand):
     rows = [rng.standard_normal((CLIENTS, 43)).astype(np.float32) for _ in range(3)]
     result = by_hand(rows).audit(noise=noise)
     for row in result.per_client.values():
-        assert row["SNR at most"] <= 1 / np.sqrt(CLIENTS) + 1e-9
+        assert row["SNR_at_most"] <= 1 / np.sqrt(CLIENTS) + 1e-9

@@ -12,10 +12,11 @@ from fedaudit.protections.secure_aggregation import (
     RunPlan,
     Server,
     keys,
+    shamir,
     wire,
 )
 from fedaudit.protections.secure_aggregation.identity import AGGREGATOR_NUMBER, ExchangeKey
-from fedaudit.protections.secure_aggregation.ring import ring_dtype
+from fedaudit.protections.secure_aggregation.ring import add_streams, ring_dtype
 
 
 class Parties:
@@ -112,6 +113,27 @@ class Parties:
     def entries_of(message, size=wire.REVEALED_BYTES):
         """What a signed message holds, by number."""
         return wire.by_number(message[: -wire.SIGNATURE_BYTES], size, "a message")
+
+    @staticmethod
+    def restored(shares):
+        """A secret from holder -> share."""
+        weights = shamir.weights_at_zero([h + 1 for h in shares])
+        total = sum(w * int.from_bytes(s) for w, s in zip(weights, shares.values(), strict=True))
+        return (total % shamir.PRIME).to_bytes(32)
+
+    def unmasked(self, victim, seed, mask_key):
+        """A client's vector from its upload and both of its secrets."""
+        view, held = self.server._view, self.server._shares
+        sent = self.clients[victim]._done["upload"][1]
+        vector = np.frombuffer(sent[: -wire.SIGNATURE_BYTES], "<u4").copy()
+        partners = {c for c in held if victim in held[c] or c in held[victim]} - {victim}
+        streams, own = [(keys.own_mask(seed, view, victim), -1)], ExchangeKey(mask_key)
+        for other in partners:
+            public = self.server.roster.record(other).mask
+            key = keys.pair_mask(own, public, view, victim, other)
+            streams.append((key, -1 if other > victim else 1))
+        add_streams(vector, streams)
+        return vector
 
     def total(self, members):
         return sum((self.vectors[c] for c in members), np.zeros_like(self.vectors[0]))

@@ -26,23 +26,14 @@ from fedaudit.protections.secure_aggregation import (
     WeakTerms,
     WrongShares,
     keys,
-    shamir,
     wire,
 )
 from fedaudit.protections.secure_aggregation.client import NONCE, _aead
 from fedaudit.protections.secure_aggregation.identity import AGGREGATOR_NUMBER, ExchangeKey
 from fedaudit.protections.secure_aggregation.ledger import AnsweredQuery
-from fedaudit.protections.secure_aggregation.ring import add_streams
 
 OUTSIDE = Identity(b"o" * 32)
 """An identity that nobody knows."""
-
-
-def restored(shares):
-    """A secret from holder -> share."""
-    weights = shamir.weights_at_zero([h + 1 for h in shares])
-    total = sum(w * int.from_bytes(s) for w, s in zip(weights, shares.values(), strict=True))
-    return (total % shamir.PRIME).to_bytes(32)
 
 
 def split_lists(run, victim=0):
@@ -63,22 +54,8 @@ def split_lists(run, victim=0):
             others = {h: v for h, v in views.items() if h != c}
             got[c] = run.entries_of(run.clients[c].reveal(run.pack(others)))[victim][1:]
         shares.append(got)
-    seed, mask_key = (restored(s) for s in shares)
-    return unmasked(run, victim, seed, mask_key)
-
-
-def unmasked(run, victim, seed, mask_key):
-    """A client's vector from its upload and both of its secrets."""
-    view, sent = run.server._view, run.clients[victim]._done["upload"][1]
-    vector = np.frombuffer(sent[: -wire.SIGNATURE_BYTES], "<u4").copy()
-    streams = [(keys.own_mask(seed, view, victim), -1)]
-    for other in run.server.sharing:
-        if other != victim:
-            public = run.server.roster.record(other).mask
-            key = keys.pair_mask(ExchangeKey(mask_key), public, view, victim, other)
-            streams.append((key, -1 if other > victim else 1))
-    add_streams(vector, streams)
-    return vector
+    seed, mask_key = (run.restored(s) for s in shares)
+    return run.unmasked(victim, seed, mask_key)
 
 
 # -- a lying server ------------------------------------------------------------------------------
@@ -116,8 +93,8 @@ def with_colluders(run, colluders, victim=0):
             others = run.pack({h: v for h, v in views.items() if h != c})
             revealed = run.clients[c].reveal(others)
             got[c] = run.entries_of(revealed)[victim][1:]
-        secrets.append(restored(dict(list(got.items())[: run.server.graph.quorum])))
-    return unmasked(run, victim, *secrets)
+        secrets.append(run.restored(dict(list(got.items())[: run.server.graph.quorum])))
+    return run.unmasked(victim, *secrets)
 
 
 def test_a_third_may_collude_with_the_server_and_more_open_a_client(parties):
@@ -138,7 +115,9 @@ def test_less_than_two_thirds_is_refused_unless_it_is_asked_for_by_name(parties)
     with pytest.raises(WeakTerms, match="threshold"):
         run.share()
     few = Neighbours(security=1, completion=1)
-    run = parties(60, graph=few, complete=False, rules=ClientRules(threshold=2)).keys([*range(60)])
+    run = parties(
+        60, graph=few, complete=False, rules=ClientRules(threshold=2, all_pairs_up_to=0)
+    ).keys([*range(60)])
     assert not run.server.graph.complete
     with pytest.raises(WeakTerms, match="graph"):
         run.share([0])
@@ -528,7 +507,9 @@ def test_a_message_altered_on_its_way_is_refused_and_the_right_one_still_taken(p
 def test_an_inbox_that_lost_an_entry_is_refused(parties):
     """Without the entry a client leaves out a mask that its partner adds: a wrong sum."""
     few = Neighbours(colluding=0.0, dropout=0.1, security=4, completion=2)
-    run = parties(20, graph=few, complete=False, rules=ClientRules(threshold=2, graph=few))
+    run = parties(
+        20, graph=few, complete=False, rules=ClientRules(threshold=2, graph=few, all_pairs_up_to=0)
+    )
     run.keys().share()
     assert not run.server.graph.complete
     inbox = run.server.inbox(0)

@@ -226,7 +226,7 @@ GRAPHS = {
         "count": 10,
         "complete": False,
         "graph": FEW,
-        "rules": ClientRules(threshold=3, graph=FEW),
+        "rules": ClientRules(threshold=3, graph=FEW, all_pairs_up_to=0),
     },
 }
 

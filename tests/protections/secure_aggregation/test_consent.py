@@ -50,7 +50,7 @@ def test_a_roster_per_model_joins_nobody(parties):
 
 def test_a_forged_record_ends_the_run_for_whoever_drew_it(parties):
     """Repeating the roster until a draw leaves the record out would choose neighbours."""
-    rules = ClientRules(threshold=2, graph=FEW)
+    rules = ClientRules(threshold=2, graph=FEW, all_pairs_up_to=0)
     run = parties(40, graph=FEW, complete=False, rules=rules).keys()
     records = list(run.server._records.values())
     forged = [r if r.number < 30 else replace(r, signature=bytes(64)) for r in records]
@@ -123,7 +123,7 @@ def test_members_that_nobody_saw_hide_no_difference_of_two_sums():
 
 def test_a_threshold_that_a_sparse_graph_cannot_keep_is_refused(parties):
     """More than half of the clients are surely in its sum, and no more than that."""
-    rules = ClientRules(threshold=30, graph=FEW)
+    rules = ClientRules(threshold=30, graph=FEW, all_pairs_up_to=0)
     run = parties(40, graph=FEW, complete=False, threshold=30, rules=rules).keys()
     with pytest.raises(WeakTerms, match="threshold"):
         run.clients[0].share(run.roster)

@@ -35,6 +35,43 @@ def test_failure_probabilities_are_those_of_the_hypergeometric_law(n, k, t):
         assert found.isolated == pytest.approx(min(0.0, math.log2(sets)), abs=1e-6)
 
 
+@pytest.mark.parametrize("n", [100, 300, 1000, 10_000])
+def test_the_stated_probabilities_are_exact(n):
+    """Whole numbers throughout: C(b, x) C(n - 1 - b, k - x) out of C(n - 1, k)."""
+    ask = Neighbours()
+    graph = smallest_graph(n, ask)
+    k, t, honest, gone = graph.neighbours, graph.quorum, ask.honest(n), ask.gone(n)
+
+    def log_tail(marked, least, factor):
+        ways = (
+            math.comb(marked, x) * math.comb(n - 1 - marked, k - x)
+            for x in range(least, min(k, marked) + 1)
+        )
+        found = factor * sum(ways)
+        shift = max(0, found.bit_length() - 1000), max(0, math.comb(n - 1, k).bit_length() - 1000)
+        if not found:
+            return -math.inf
+        below = math.log2(math.comb(n - 1, k) >> shift[1]) + shift[1]
+        return math.log2(found >> shift[0]) + shift[0] - below
+
+    # k drawn and itself hold shares; both kinds of t restored: t + t <= k + 1 + colluding ones
+    assert graph.opened == pytest.approx(log_tail(n - honest, 2 * t - k - 1, honest), abs=1e-6)
+    # fewer than t of k left
+    assert graph.stuck == pytest.approx(log_tail(gone, k - t + 1, n), abs=1e-6)
+
+
+@pytest.mark.parametrize(("share", "n", "colluding"), [(0.29, 100, 29), (0.05, 1000, 50)])
+def test_shares_of_clients_are_not_rounded_away(share, n, colluding):
+    """0.29 of 100 is 28.999... in floating point: one colluder fewer than was stated."""
+    ask = Neighbours(colluding=share, dropout=share)
+    assert n - ask.honest(n) == colluding
+    assert ask.gone(n) == colluding
+    assert (
+        failures(n, 10, 8, ask).opened
+        == failures(n, 10, 8, Neighbours(colluding=colluding / n + 1e-12)).opened
+    )
+
+
 def test_a_union_bound_holds_in_draws():
     """Small graphs that fail often: the share that fails stays below the bound."""
     n, k, t, ask = 40, 6, 5, Neighbours(colluding=0.1, dropout=0.2)

@@ -287,6 +287,20 @@ def test_uploads_that_cannot_be_carried_are_refused(hook, given, words):
         after(hook, given)
 
 
+def test_a_sparse_graph_is_told_before_training_and_keeps_no_threshold_above_half():
+    hook = SecureAggregation(threshold=58)
+    (told,) = hook.remarks(120)
+    assert "20 neighbours drawn by each, 14 shares open" in told
+    assert "a set isolated: 2^-43.7" in told
+    assert hook.remarks(100) == hook.remarks() == ()
+    hook.check_round(120)
+    SecureAggregation(threshold=100).check_round(100)  # all pairs keep any
+    for masks in ("real", "skipped"):
+        with pytest.raises(ConfigError, match="sparse graph") as refused:
+            SecureAggregation(threshold=59, masks=masks).check_round(120)
+    assert "threshold = 58" in refused.value.remedy
+
+
 @pytest.mark.parametrize(
     ("hook", "clients"),
     [

@@ -22,11 +22,10 @@ from fedaudit.protections.secure_aggregation import (
     WeakTerms,
     WrongShares,
     keys,
-    shamir,
     wire,
 )
-from fedaudit.protections.secure_aggregation.identity import AGGREGATOR_NUMBER, ExchangeKey
-from fedaudit.protections.secure_aggregation.ring import add_streams
+from fedaudit.protections.secure_aggregation.graph import failures
+from fedaudit.protections.secure_aggregation.identity import AGGREGATOR_NUMBER
 
 FEW = Neighbours(colluding=0.0, dropout=0.1, security=4, completion=2)
 COUNT = 40
@@ -45,7 +44,7 @@ def sparse(parties, count=COUNT, plan=None, **more):
         count,
         graph=more.pop("graph", FEW),
         complete=False,
-        rules=ClientRules(threshold=2, graph=FEW),
+        rules=ClientRules(threshold=2, graph=FEW, all_pairs_up_to=0),
         **more,
     )
     if plan is not None:
@@ -75,16 +74,20 @@ def halves(holders, victim, quorum):
     return first, set(holders) - first
 
 
-def told(run, group, members):
-    """What a group of clients reveals under one list: client -> its shares, or nothing."""
+def told(run, group, members, colluding=()):
+    """What a group of clients reveals under one list: client -> its shares, or nothing.
+
+    Colluding clients sign it too.
+    """
     bits = run.signed_uploads(members)
-    views, out = {}, {}
+    signed = keys.upload_view(run.server._view, bits[: -wire.SIGNATURE_BYTES])
+    views, out = {c: run.identities[c].sign("view", signed) for c in colluding}, {}
     for c in group:
         try:
             views[c] = run.clients[c].confirm(bits)
         except (RunRefused, TooFewLeft):
             continue
-    for c in views:
+    for c in set(views) - set(colluding):
         own = set(run.clients[c]._holders)
         given = run.pack({h: v for h, v in views.items() if h in own and h != c})
         try:
@@ -115,25 +118,8 @@ def split_neighbourhood(run, victim):
     secrets = []
     for found in (seeds, masks):
         some = dict(list(found.items())[:quorum])
-        weights = shamir.weights_at_zero([h + 1 for h in some])
-        total = sum(w * int.from_bytes(s) for w, s in zip(weights, some.values(), strict=True))
-        secrets.append((total % shamir.PRIME).to_bytes(32))
-    return unmasked(run, victim, *secrets)
-
-
-def unmasked(run, victim, seed, mask_key):
-    """A client's vector from its upload and both of its secrets."""
-    view, own = run.server._view, ExchangeKey(mask_key)
-    vector = np.frombuffer(run.clients[victim]._done["upload"][1][: -wire.SIGNATURE_BYTES], "<u4")
-    holders = holders_of(run)
-    partners = (holders[victim] | {c for c in holders if victim in holders[c]}) - {victim}
-    streams = [(keys.own_mask(seed, view, victim), -1)]
-    for other in partners:
-        key = keys.pair_mask(own, run.server.roster.record(other).mask, view, victim, other)
-        streams.append((key, -1 if other > victim else 1))
-    opened = vector.copy()
-    add_streams(opened, streams)
-    return opened
+        secrets.append(run.restored(some))
+    return run.unmasked(victim, *secrets)
 
 
 def test_a_parted_neighbourhood_opens_nobody(parties):
@@ -182,7 +168,9 @@ def test_two_worlds_with_lists_of_their_own_open_no_sum_of_either(parties):
 def test_the_server_chooses_no_neighbours(parties):
     """Everybody is drawn equally often, by the client's own randomness, whatever its number."""
     drawn, runs = np.zeros(20), 300
-    run = parties(20, graph=FEW, complete=False, rules=ClientRules(threshold=2, graph=FEW)).keys()
+    run = parties(
+        20, graph=FEW, complete=False, rules=ClientRules(threshold=2, graph=FEW, all_pairs_up_to=0)
+    ).keys()
     client, given = run.clients[3], wire.Roster(run.roster)
     for _ in range(runs):
         own = set(client._draw_holders(given)) - {3}
@@ -270,3 +258,55 @@ def test_a_client_that_signs_both_lists_helps_neither_beyond_its_own_shares(part
             with pytest.raises(SplitView):
                 run.clients[c].reveal(run.pack(copies))
     assert AGGREGATOR_NUMBER not in holders[0]
+
+
+def test_a_client_that_draws_its_friends_stops_one_run_and_is_named(parties):
+    """Nobody sees how a client drew. Its friends keep its shares for themselves: no sum, and the
+    next run is one without it."""
+    run = sparse(parties)
+    liar, count = run.clients[3], run.server.graph.neighbours
+    friends = [3, *range(COUNT - count, COUNT)]
+    given = wire.Roster(run.roster)
+    liar._draw_holders = lambda _: {n: given.record(n) for n in friends}
+    run.share().upload().confirm()
+    for c in range(COUNT):
+        entries = run.entries_of(run.clients[c].reveal(run.server.views(c)))
+        if c in friends:
+            entries.pop(3, None)
+        run.server.accept_reveal(c, run.sign(c, "reveal", run.pack(entries)))
+    with pytest.raises(WrongShares, match="client 3"):
+        run.open()
+    again, rest = parties(COUNT, seed=8, round=2, identities=run.identities), range(COUNT)
+    rest = [c for c in rest if c != 3]
+    again.keys(rest).share(rest).upload(rest).confirm(rest).reveal(rest)
+    assert np.array_equal(again.open(), again.total(rest))
+
+
+class AlmostAllPairs(RunPlan):
+    """A server that leaves out one neighbour of each client, and asks for fewer shares with it."""
+
+    def graph_of(self, clients):
+        return failures(clients, clients - 2, 17, self.graph)
+
+
+@pytest.mark.parametrize("asked", [{}, {"all_pairs_up_to": 0}])
+def test_a_graph_for_many_is_refused_by_a_few_clients(parties, asked):
+    """Of thirty clients ten collude, as all pairs allow. A sparse graph counts on one in twenty, so
+    the server calls its graph sparse; clients that accept it are opened."""
+    run = parties(30, threshold=4, rules=ClientRules(threshold=4, **asked))
+    run.server.plan = run.plan = AlmostAllPairs(**vars(run.plan))
+    run.keys()
+    if not asked:
+        with pytest.raises(WeakTerms, match="graph"):
+            run.share([0])
+        return
+    run.share().upload()
+    everybody, secrets = set(range(30)), []
+    worlds = ({*range(10)}, everybody), ({*range(10, 20)}, everybody - {0})
+    for kind, (half, members) in enumerate(worlds):
+        found = shares_of(told(run, half, members, range(20, 30)), 0, kind)
+        held = {c: run.clients[c]._held.get(0) for c in range(20, 30)}
+        part = slice(33 * kind, 33 * kind + 33)
+        found |= {c: pair[part] for c, pair in held.items() if pair}
+        secrets.append(run.restored(dict(list(found.items())[: run.server.graph.quorum])))
+    assert np.array_equal(run.unmasked(0, *secrets), run.vectors[0])

@@ -354,4 +354,4 @@ def test_neighbours_give_the_same_sum_as_the_complete_graph(parties, gone):
 
 
 def _rules(ask):
-    return ClientRules(threshold=2, graph=ask)
+    return ClientRules(threshold=2, graph=ask, all_pairs_up_to=0)
