@@ -63,7 +63,7 @@ class FedauditError(Exception):
 
     @classmethod
     def unknown(
-        cls, what: str, name: object, valid: Iterable[str], *, expected: str | None = None
+        cls, what: str, name: object, valid: Iterable[str], *, expected: str = "a valid name"
     ) -> Self:
         """A name that is not among the `valid` ones: the remedy says which is nearest."""
         names = tuple(valid)

@@ -91,6 +91,19 @@ def need_rounds(view: View) -> None:
         )
 
 
+def without_config(
+    what: str, code: str, remedy: str = "run the federation with fedaudit"
+) -> NotApplicable:
+    """The refusal of an audit that has to train the federation again."""
+    return NotApplicable(
+        what,
+        code=code,
+        expected="a run of fedaudit, whose config says how clients train",
+        got="a trace alone",
+        remedy=remedy,
+    )
+
+
 def need_uploads(view: View) -> None:
     """Raise NothingToSay if no client sent anything."""
     hubs = {*view.hubs}

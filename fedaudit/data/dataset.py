@@ -13,11 +13,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import Indices
 from fedaudit.errors import DataError
 from fedaudit.files import is_text
 
 Kind = Literal["features", "image", "text"]
-Labels = npt.NDArray[np.int64]
 Owners = tuple[str, ...]
 
 
@@ -39,7 +39,7 @@ class Dataset:
     name: str
     kind: Kind
     x: npt.NDArray[np.float32] | tuple[str, ...]
-    y: Labels
+    y: Indices
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     client: Owners | None = None

@@ -14,7 +14,7 @@ from fedaudit.arrays import Indices
 from fedaudit.errors import ConfigError
 from fedaudit.federation.local.lowrank import LowRankTrainer
 from fedaudit.federation.local.schedule import Training
-from fedaudit.federation.local.trainer import ClientData, Trainer
+from fedaudit.federation.local.trainer import ClientData, Trainer, no_persons
 from fedaudit.hooks import Hook
 from fedaudit.randomness import Seed
 from fedaudit.tasks.lora import DenseLoRA
@@ -61,12 +61,7 @@ def protected_trainer(
     clips = [p.clip_norm for p in hooks if p.clip_norm is not None]
     units = {p.clip_unit for p in hooks if p.clip_norm is not None}
     if "person" in units and not persons:
-        raise ConfigError(
-            "clipping per person needs a person column",
-            expected="a person for every example",
-            got="none",
-            remedy='name the column with data.person, or use unit = "record"',
-        )
+        raise no_persons()
     grouped = persons and bool(units - {"example"})
     for protection in protections:
         protection.check_clients(clients)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedaudit.arrays import Bools
 from fedaudit.audits.audit import Knowledge, Noise
+from fedaudit.audits.outright import without_config
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.knowledge.candidates import candidates, candidates_and_enrolled, halves, population
 from fedaudit.knowledge.dishonest import planted_rounds
+from fedaudit.knowledge.groups import groups_of
 from fedaudit.knowledge.noise import noise_of
 from fedaudit.knowledge.owner_marks import OwnerMarks, missing_marks
 from fedaudit.knowledge.prior import prior_of
@@ -103,7 +105,7 @@ class KnowledgeBuilder:
         """Candidates, and shadows that train on a half of them each; the rest of the held-out
         records is the adversary's own."""
         if self._made is None:
-            raise _no_shadows()
+            raise without_config("no shadow federations can be trained", "no_shadows")
         asked, own = halves(self._load_once(), self._seed)
         pools, members, notes = candidates(asked, audit.records, self._seed)
         shadows = self._trained_by(audit, prior="auto", reserved=asked.others)
@@ -120,7 +122,10 @@ class KnowledgeBuilder:
             candidates=pools,
             noise=self._noise,
             shadows=replace(shadows, planted=planted, online=audit.online),
-            extra={"population": population(own, audit.population, self._seed)},
+            extra={
+                "population": population(own, audit.population, self._seed),
+                "groups": groups_of(asked, pools, audit.group, f"audits.{audit.name}"),
+            },
             notes=(
                 *notes,
                 f"the adversary has {len(shadows.corpus):,} records of its own: each shadow's "
@@ -178,13 +183,7 @@ class KnowledgeBuilder:
     def _rehearsals(self, audit: Any) -> tuple[Knowledge, Truth]:
         """Rehearsals of the federation with canaries, and the coins that inserted them."""
         if self._made is None:
-            raise NotApplicable(
-                "no rehearsal of the federation",
-                code="no_rehearsal",
-                expected="a run of fedaudit, whose config says how clients train",
-                got="a trace alone",
-                remedy="run the federation with fedaudit",
-            )
+            raise without_config("no rehearsal of the federation", "no_rehearsal")
         parties = self._trace.manifest.federation.get("clients", ())
         federation, _ = build(self._made)
         if audit.mode == "production":
@@ -266,7 +265,7 @@ class KnowledgeBuilder:
         reserved: Dataset | None = None,
     ) -> ShadowFederations:
         if self._made is None:
-            raise _no_shadows()
+            raise without_config("no shadow federations can be trained", "no_shadows")
         return shadows_of(
             self._made,
             self._trace,
@@ -279,13 +278,3 @@ class KnowledgeBuilder:
             data_sha256=None if self._truth is None else self._truth.facts.get("data_sha256"),
             reserved=reserved,
         )
-
-
-def _no_shadows() -> NotApplicable:
-    return NotApplicable(
-        "no shadow federations can be trained",
-        code="no_shadows",
-        expected="a run of fedaudit, whose config says how clients train",
-        got="a trace alone",
-        remedy="run the federation with fedaudit",
-    )

@@ -14,25 +14,25 @@ from fedaudit.accounting import Exposure, from_opacus, opacus_history
 from fedaudit.audits.epsilon import EpsilonAudit
 from fedaudit.audits.epsilon.canaries import CanaryVectors, Promise, Rehearsal
 from fedaudit.audits.epsilon.checks import compared
+from fedaudit.audits.epsilon.facts import CHECKED
 from fedaudit.audits.epsilon.instruments import noise_checks
 from fedaudit.audits.epsilon.observed import Sighting, observe
 from fedaudit.audits.epsilon.outcome import (
     at_least,
     bound_of,
     ceiling_of,
-    declared_bound,
+    declared_bounds,
     dominating,
     share_of_declared,
 )
 from fedaudit.errors import UsageError
-from fedaudit.files import Unreadable, read_object
 from fedaudit.layout import Layout
-from fedaudit.matching import match_clients
 from fedaudit.results import AuditResult
 from fedaudit.sites.canaries import vectors_of
 from fedaudit.sites.files import CANARIES, read, sha256
 from fedaudit.stats import epsilon as statistics
 from fedaudit.stats.combine import holm
+from fedaudit.study.promised import opacus_states
 from fedaudit.trace import Trace, View
 
 NO_NOISE = (
@@ -128,13 +128,16 @@ def _one_to_one(state: Any, rounds: int) -> bool:
     return len(counted) == rounds and len(set(counted)) == 1
 
 
+IN_CANARIES = "the files of canaries"
+
+
 def _histories(files: Sequence[str | os.PathLike[str]], sites: Sequence[str]) -> Mapping[str, Any]:
     """Site -> state of its accountant.
 
     From one file for all sites, or one file per site in their order.
     """
     if len(files) == 1:
-        return _one_file(files[0], sites)
+        return opacus_states(files[0], sites, IN_CANARIES)
     if len(files) != len(sites):
         raise UsageError(
             "accountants and canaries do not go together",
@@ -142,31 +145,9 @@ def _histories(files: Sequence[str | os.PathLike[str]], sites: Sequence[str]) ->
             got=str(len(files)),
             remedy="`opacus`: an accountant.json for every file of `canaries`",
         )
-    return {s: _one_file(file, [s])[s] for s, file in zip(sites, files, strict=True)}
-
-
-def _one_file(file: str | os.PathLike[str], sites: Sequence[str]) -> Mapping[str, Any]:
-    """Site -> state, from one state or one per site."""
-    try:
-        raw = read_object(file)
-    except Unreadable as error:
-        raise UsageError(
-            f"{file} could not be read",
-            expected="a JSON file with accountant.state_dict(), or site -> state_dict()",
-            got=error.got,
-            remedy="json.dump(privacy_engine.accountant.state_dict(), file)",
-        ) from None
-    if "history" in raw:
-        return dict.fromkeys(sites, raw)
-    match_clients(
-        raw,
-        sites,
-        what="the accountants' states",
-        values_in=str(file),
-        clients_in="the files of canaries",
-        error=UsageError,
-    )
-    return raw
+    return {
+        s: opacus_states(file, [s], IN_CANARIES)[s] for s, file in zip(sites, files, strict=True)
+    }
 
 
 def _promise(raw: Mapping[str, Any], state: Any, rounds: int, delta: float) -> Promise:
@@ -282,17 +263,24 @@ def merge_coins(
         for (site, p), adjusted in zip(promises.items(), holm(p_values), strict=True)
     }
     least = max(p.epsilon for p in promises.values())
-    declared_is = declared_bound(weakest, least)
+    declared_are = declared_bounds(weakest, least)
+    # the checks of noise, made by the server, have shared out the same error
+    shared_out = [1 - e.confidence for e in noise.estimates.values()] if noise else []
+    tail = min((t for t in shared_out if t > 0), default=guess["settings"]["false_alarms"])
+    checked = bound_of(m, r, v, weakest, 1 - tail)
     most = ceiling_of(m, r, weakest, confidence)
     return {
         "headline": "epsilon",
         "estimates": {
             "epsilon": at_least(low, m, confidence, f"{said}; [FDPOneRun]"),
-            "share_of_declared": share_of_declared(low, declared_is.value, m, confidence),
+            "share_of_declared": share_of_declared(
+                low, declared_are["declared"].value, m, confidence
+            ),
             "epsilon_any_mechanism": at_least(any_low, m, confidence, f"{said}; [OneRun]"),
+            CHECKED: at_least(checked, m, 1 - tail, f"{said}; [FDPOneRun]"),
             **(noise.estimates if noise else {}),
         },
-        "bounds": {**(noise.bounds if noise else {}), "declared": declared_is},
+        "bounds": {**(noise.bounds if noise else {}), **declared_are},
         "per_client": rows,
         "detectable": statistics.least_shown(m, confidence),
         "notes": (

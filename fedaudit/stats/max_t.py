@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.arrays import Bools, Floats, Indices
+from fedaudit.arrays import Bools, Floats, Indices, require_finite
 from fedaudit.errors import UsageError
 from fedaudit.settings import Count, Fraction, require
 from fedaudit.stats.roc import midranks
@@ -38,6 +38,7 @@ Statistic = Callable[[Bools], Floats]
 _BLOCK = 1 << 22
 # Two statistics closer than this (in standard deviations) are tied: sums differ in their last bits.
 _TIED = 1e-9
+LEAVE_OUT = "leave these games out and report how many"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,7 +106,7 @@ def rank_weights(scores: npt.ArrayLike, strata: npt.ArrayLike | None = None) -> 
     between strata do not count (van Elteren 1960).
     """
     s = np.asarray(scores, dtype=np.float64)
-    _check_finite(s)
+    require_finite(s, "readings", remedy=LEAVE_OUT)
     out = np.zeros(len(s))
     for rows in _rows_of(strata, len(s)):
         out[rows] = midranks(s[rows]) / (len(rows) + 1) - 0.5
@@ -295,18 +296,8 @@ def _linear(readings: object, n: int) -> Statistic:
             got=f"shape {weights.shape}",
             remedy="pass one row per reading; a game outside a reading has weight 0",
         )
-    _check_finite(weights)
+    require_finite(weights, "readings", remedy=LEAVE_OUT)
     return lambda labels: np.asarray(labels.astype(np.float64) @ weights.T)
-
-
-def _check_finite(values: Floats) -> None:
-    if not np.isfinite(values).all():
-        raise UsageError(
-            "readings must be finite",
-            expected="finite numbers",
-            got=f"{int((~np.isfinite(values)).sum())} NaN or infinite entries",
-            remedy="leave these games out and report how many",
-        )
 
 
 def _call(statistic: Statistic, labels: Bools) -> Floats:
@@ -318,5 +309,5 @@ def _call(statistic: Statistic, labels: Bools) -> Floats:
             got=f"shape {out.shape}",
             remedy="return one row per labelling",
         )
-    _check_finite(out)
+    require_finite(out, "readings", remedy=LEAVE_OUT)
     return out

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.arrays import Floats
+from fedaudit.arrays import Floats, require_finite
 from fedaudit.errors import UsageError
 from fedaudit.results import Estimate, Underpowered
 from fedaudit.settings import Fraction, require
@@ -58,13 +58,7 @@ def split(scores: npt.ArrayLike, member: npt.ArrayLike) -> tuple[Floats, Floats]
             got=f"scores {s.shape}, membership {m.shape} of {m.dtype}",
             remedy="pass one score and one true/false per record",
         )
-    if not np.isfinite(s).all():
-        raise UsageError(
-            "scores must be finite",
-            expected="finite numbers",
-            got=f"{int((~np.isfinite(s)).sum())} NaN or infinite scores",
-            remedy="leave these records out and report how many",
-        )
+    require_finite(s, "scores", remedy="leave these records out and report how many")
     m = m.astype(bool)
     return s[m], s[~m]
 

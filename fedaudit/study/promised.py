@@ -11,6 +11,7 @@ wrappers follow from the recording (`noisy_means`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ from fedaudit.trace import Trace, Truth
 FILE = "promised.json"
 
 
-def read_opacus(file: Path, delta: float, clients: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Client -> guarantee, from a JSON file with the state of one accountant or one per client."""
+def opacus_states(
+    file: str | os.PathLike[str], clients: Sequence[str], clients_in: str
+) -> Mapping[str, Any]:
+    """Client -> state of its accountant, from a JSON file with one for all or one per client."""
     try:
         raw = read_object(file)
         if not raw:
-            raise unreadable(file, "an object", "an empty one")
+            raise unreadable(Path(file), "an object", "an empty one")
     except Unreadable as error:
         raise UsageError(
             f"{file} could not be read",
@@ -42,18 +45,25 @@ def read_opacus(file: Path, delta: float, clients: Sequence[str]) -> dict[str, d
             remedy="json.dump(privacy_engine.accountant.state_dict(), file)",
         ) from None
     if "history" in raw:
-        shared = from_opacus(raw, delta).to_dict()
-        return dict.fromkeys(clients or (EVERYONE,), shared)
+        return dict.fromkeys(clients or (EVERYONE,), raw)
     if clients:
         match_clients(
             raw,
             clients,
             what="the accountants' states",
             values_in=str(file),
-            clients_in="the trace",
+            clients_in=clients_in,
             error=UsageError,
         )
-    return {name: from_opacus(state, delta).to_dict() for name, state in raw.items()}
+    return raw
+
+
+def read_opacus(file: Path, delta: float, clients: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Client -> guarantee, from a JSON file with the state of one accountant or one per client."""
+    states = opacus_states(file, clients, "the trace")
+    distinct = {id(state): state for state in states.values()}
+    spent = {key: from_opacus(state, delta).to_dict() for key, state in distinct.items()}
+    return {name: spent[id(state)] for name, state in states.items()}
 
 
 def hand_over(

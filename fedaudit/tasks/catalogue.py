@@ -31,13 +31,10 @@ FACTORY = "a function without arguments that returns a torch.nn.Module"
 
 def _example_shape(dataset: Dataset, kind: str) -> tuple[int, ...]:
     """Shape of one example; refuses text."""
-    if isinstance(dataset.x, tuple):
-        raise DataError(
-            f"task {kind!r} cannot read dataset {dataset.name!r}",
-            expected="features or images",
-            got="text",
-            remedy='use task.kind = "gpt"',
-        )
+    from fedaudit.tasks.task import refuse_text
+
+    refuse_text(dataset, f"task {kind!r}")
+    assert not isinstance(dataset.x, tuple)
     return tuple(int(s) for s in dataset.x.shape[1:])
 
 

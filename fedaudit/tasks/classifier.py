@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedaudit.data.dataset import Dataset
-from fedaudit.errors import DataError
 from fedaudit.tasks.stacked import Parameters
-from fedaudit.tasks.task import Examples, Task, as_tensor
+from fedaudit.tasks.task import Examples, Task, as_tensor, refuse_text
 
 
 class Classifier(Task):
@@ -18,13 +17,8 @@ class Classifier(Task):
     kind = "classifier"
 
     def encode(self, dataset: Dataset) -> Examples:
-        if isinstance(dataset.x, tuple):
-            raise DataError(
-                f"dataset {dataset.name!r} is text",
-                expected="features or images for a classifier",
-                got="documents",
-                remedy='use task.kind = "gpt"',
-            )
+        refuse_text(dataset, "a classifier")
+        assert not isinstance(dataset.x, tuple)
         n = len(dataset)
         return Examples(as_tensor(dataset.x), as_tensor(dataset.y), torch.arange(n))
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaudit.data.dataset import Dataset
-from fedaudit.errors import ConfigError
+from fedaudit.errors import ConfigError, DataError
 from fedaudit.layout import Layout
 from fedaudit.randomness import Seed
 from fedaudit.tasks.stacked import Parameters, forward
@@ -236,6 +236,17 @@ def seeded(seed: Seed, purpose: str, build: Any, *args: Any, **settings: Any) ->
         torch.manual_seed(seed.key(purpose))
         module: nn.Module = build(*args, **settings)
     return module
+
+
+def refuse_text(dataset: Dataset, reader: str) -> None:
+    """Raise for a dataset of texts: `reader` takes numbers."""
+    if isinstance(dataset.x, tuple):
+        raise DataError(
+            f"dataset {dataset.name!r} is text, which {reader} cannot read",
+            expected="features or images",
+            got="documents",
+            remedy='use task.kind = "gpt"',
+        )
 
 
 def as_tensor(values: npt.NDArray[Any]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedaudit.data.dataset import Dataset
 from fedaudit.errors import DataError
 from fedaudit.tasks.models import ConditionalVAE
-from fedaudit.tasks.task import Examples, Task, as_tensor
+from fedaudit.tasks.task import Examples, Task, as_tensor, refuse_text
 
 
 class Autoencoder(Task):
@@ -19,13 +19,8 @@ class Autoencoder(Task):
     module: ConditionalVAE
 
     def encode(self, dataset: Dataset) -> Examples:
-        if isinstance(dataset.x, tuple):
-            raise DataError(
-                f"dataset {dataset.name!r} is text",
-                expected="features or images in [0, 1] for an autoencoder",
-                got="documents",
-                remedy='use task.kind = "gpt"',
-            )
+        refuse_text(dataset, "an autoencoder")
+        assert not isinstance(dataset.x, tuple)
         low, high = float(dataset.x.min()), float(dataset.x.max())
         if low < 0 or high > 1:
             raise DataError(

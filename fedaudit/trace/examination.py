@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedaudit.arrays import AnyRows
 from fedaudit.errors import IntegrityError
-from fedaudit.trace.health import CODES, Arrivals, Health, Problem, Rows
+from fedaudit.trace.health import CODES, Arrivals, Health, Problem
 from fedaudit.trace.schema import (
     AGAIN,
     AGGREGATOR,
@@ -23,6 +24,7 @@ from fedaudit.trace.schema import (
     LATE,
     PUBLIC,
     QUERY,
+    REFUSED,
     SERVER,
     SHUFFLER,
     STOPPED,
@@ -35,13 +37,14 @@ from fedaudit.trace.schema import (
 )
 
 _AT_ONCE = 1 << 22  # numbers checked together
+_REASON = 120  # characters of a recorder's note that are repeated
 _ROUND_FILE = re.compile(r"round-(\d+)(?:-amended)?\.safetensors\Z")
 _MIDDLE = (ANONYMOUS, AGGREGATOR, SHUFFLER)
 
 
 class OpenRound(Protocol):
     @property
-    def blocks(self) -> Mapping[str, Rows]: ...
+    def blocks(self) -> Mapping[str, AnyRows]: ...
 
     @property
     def messages(self) -> tuple[Message, ...]: ...
@@ -177,7 +180,11 @@ class Examination:
             m = messages[i]
             self._check(number, i, m, found.blocks)
             if down[i]:
+                if m.lost:
+                    self._lost(number, i, m, m.receiver)
                 self._model(now, m, answered=m.step < sync)
+            elif m.receiver == PUBLIC and m.lost:
+                self._lost(number, i, m, PUBLIC)
             elif m.kind == "query":
                 now.asking.add(m.sender)
                 if QUERY in m.parts:
@@ -228,7 +235,7 @@ class Examination:
         ]
         return max(last) if last else float("inf")
 
-    def _check(self, number: int, i: int, m: Message, blocks: Mapping[str, Rows]) -> None:
+    def _check(self, number: int, i: int, m: Message, blocks: Mapping[str, AnyRows]) -> None:
         for layout, row in m.parts.items():
             have = len(blocks[layout]) if layout in blocks else 0
             if row >= have:
@@ -249,12 +256,17 @@ class Examination:
             now.served.setdefault(m.receiver, []).append(m.step)
             now.server_of[m.receiver] = m.sender
 
+    def _lost(self, number: int, i: int, m: Message, party: str) -> None:
+        """A message without its content, and the recorder's reason."""
+        code = "answer_failed" if m.noted(FAILED) else "not_kept"
+        why = str(m.notes.get(FAILED, "") or m.notes.get(REFUSED, ""))[:_REASON]
+        self.add(code, number, i, party, f"{CODES[code].words}: {why}" if why else "")
+
     def _answer(self, now: _RoundTally, number: int, i: int, m: Message) -> None:
         self.answered += 1
         who, late = m.sender, m.noted(LATE)
         if m.lost:
-            code = "answer_failed" if m.noted(FAILED) else "not_kept"
-            self.add(code, number, i, who)
+            self._lost(number, i, m, who)
             if not late:
                 now.excused.add(who)
             return

@@ -15,17 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from fedaudit.arrays import AnyRows
 from fedaudit.errors import TraceError
 from fedaudit.trace.schema import (
     Message,
 )
 
-Rows = npt.NDArray[Any]
 Breaks = Literal["updates", "members", "ledger", "rows", "everything"]
 
 _GROUPS = 6  # counts of answers that are listed
@@ -79,7 +78,7 @@ CODES: Mapping[str, Meaning] = MappingProxyType(
         "question_unanswered": _means("a query has neither an answer nor a reason", "ledger"),
         "non_finite": _means("a payload holds NaN or infinite numbers", "rows"),
         "answer_failed": _means("an answer failed, as noted", torn=False),
-        "not_kept": _means("an answer's content was not kept, as noted", torn=False),
+        "not_kept": _means("a message's content was not kept, as noted", torn=False),
         "answered_again": _means("a second answer, as noted", torn=False),
         "silent_round": _means("no neighbours met in a gossip round", torn=False),
         "round_without_answers": _means("no answer arrived in a round", torn=False),
@@ -226,7 +225,7 @@ class Health:
         for p in self.breaking(effect, number):
             raise _torn(what, p)
 
-    def refuse_rows(self, number: int, layout: str, rows: Iterable[int], read: Rows) -> None:
+    def refuse_rows(self, number: int, layout: str, rows: Iterable[int], read: AnyRows) -> None:
         """TraceError if the values `read` from stored rows are not all finite.
 
         Finite tensors can be read by name even if others in the row are not finite.

@@ -20,8 +20,8 @@ from queue import Queue
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedaudit.arrays import AnyRows
 from fedaudit.errors import IntegrityError, TraceError
 from fedaudit.files import (
     FREE_SPACE,
@@ -43,8 +43,6 @@ from fedaudit.trace.schema import (
     messages_to_json,
 )
 
-Rows = npt.NDArray[Any]
-
 _FROM_SAFETENSORS = {v: k for k, v in DTYPES.items()}
 #: the safetensors library refuses a longer header
 _LONGEST_HEADER = 100_000_000
@@ -64,7 +62,7 @@ def sketch_seed_file(trace: Path) -> Path:
 
 def write_blocks(
     path: Path,
-    blocks: Mapping[str, Sequence[Rows]],
+    blocks: Mapping[str, Sequence[AnyRows]],
     metadata: Mapping[str, str],
     *,
     private: bool = False,
@@ -76,7 +74,7 @@ def write_blocks(
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
-    pieces: list[Rows] = []
+    pieces: list[AnyRows] = []
     for name, rows in blocks.items():
         dtype, width = rows[0].dtype.name, rows[0].shape[1]
         count = sum(len(r) for r in rows)
@@ -143,7 +141,7 @@ def _write_while_hashing(descriptor: int, chunks: list[memoryview], digest: Any)
 
 
 def write_round(
-    path: Path, blocks: Mapping[str, Sequence[Rows]], messages: Sequence[Message]
+    path: Path, blocks: Mapping[str, Sequence[AnyRows]], messages: Sequence[Message]
 ) -> RoundFile:
     """Write one round: its payload blocks and its message table."""
     return write_blocks(path, blocks, {"messages": messages_to_json(list(messages))})
@@ -211,7 +209,7 @@ class RoundReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.blocks: dict[str, Rows] = {}
+        self.blocks: dict[str, AnyRows] = {}
         try:
             with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 size = os.fstat(file.fileno()).st_size

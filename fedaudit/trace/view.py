@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedaudit.arrays import AnyRows
 from fedaudit.errors import IntegrityError, NotObservable, TraceError, UsageError
 from fedaudit.layout import Layout, column_runs
 from fedaudit.trace.examination import examine
@@ -49,7 +50,6 @@ from fedaudit.trace.schema import (
 )
 from fedaudit.trace.store import RoundReader, Stamp, read_manifest, stamp, touched_since, verify
 
-Rows = npt.NDArray[Any]
 #: tolerance for weights of a mean that were stored as decimal text
 _ROUNDING = 1e-6
 
@@ -72,7 +72,7 @@ class Updates:
 class RoundTable:
     """One opened round: its messages, and its models by receiver and by sender."""
 
-    def __init__(self, blocks: Mapping[str, Rows], messages: tuple[Message, ...]) -> None:
+    def __init__(self, blocks: Mapping[str, AnyRows], messages: tuple[Message, ...]) -> None:
         self.blocks, self.messages = blocks, messages
         self.models_to: dict[str, list[Message]] = {}
         self.models_from: dict[str, list[Message]] = {}
@@ -210,7 +210,7 @@ class Trace:
     def messages(self, number: int) -> tuple[Message, ...]:
         return self._round(number).messages
 
-    def block(self, number: int, layout: str = MODEL) -> Rows:
+    def block(self, number: int, layout: str = MODEL) -> AnyRows:
         """All stored rows of one round, (n, width), memory-mapped and read-only."""
         own, blocks = self.layout_of(layout), self._round(number).blocks
         if layout not in blocks:
@@ -343,7 +343,7 @@ class View:
 
     def payload(
         self, number: int, message: int, names: str | Sequence[str] = "*", *, layout: str = MODEL
-    ) -> Rows:
+    ) -> AnyRows:
         """The tensors of one message as one row (d,)."""
         self._needs_payload("payloads")
         table = self._trace.messages(number)
@@ -366,14 +366,16 @@ class View:
 
     def _rows(
         self, number: int, rows: list[int], names: str | Sequence[str], layout: str = MODEL
-    ) -> Rows:
+    ) -> AnyRows:
         """Stored rows (n, d), read-only: a view of the memory map if adjacent, else a copy."""
         found = self._read(number, rows, names, layout)
         if self._trace.health is not None:
             self._trace.health.refuse_rows(number, layout, rows, found)
         return found
 
-    def _read(self, number: int, rows: list[int], names: str | Sequence[str], layout: str) -> Rows:
+    def _read(
+        self, number: int, rows: list[int], names: str | Sequence[str], layout: str
+    ) -> AnyRows:
         own, block = self._trace.layout_of(layout), self._trace.block(number, layout)
         runs = column_runs(own.select(names))
         first, adjacent = rows[0], rows == list(range(rows[0], rows[0] + len(rows)))
@@ -536,7 +538,7 @@ class View:
         names: str | Sequence[str],
     ) -> npt.NDArray[np.float32]:
         rows = rows.copy()
-        held: dict[tuple[str, str, int], Rows] = {}
+        held: dict[tuple[str, str, int], AnyRows] = {}
         for at, m in enumerate(chosen):
             if m.kind == "gradient":
                 rows[at] *= -1
@@ -547,7 +549,7 @@ class View:
                 rows[at] -= held[key]
         return rows
 
-    def _model_of(self, number: int, m: Message, names: str | Sequence[str]) -> Rows:
+    def _model_of(self, number: int, m: Message, names: str | Sequence[str]) -> AnyRows:
         if m.sender != ANONYMOUS:
             model = self.received(number, m.sender, names, before=m.step)
             if model is not None:
@@ -575,7 +577,7 @@ class View:
         if health is not None:
             health.refuse(effect, number, "the sums of a round cannot be read")
 
-    def released(self, names: str | Sequence[str] = "*") -> Rows:
+    def released(self, names: str | Sequence[str] = "*") -> AnyRows:
         """The released model (d,): the last one sent to the public."""
         self._needs_payload("the released model")
         for number in reversed(self.rounds):

@@ -112,7 +112,7 @@ def test_power_the_published_plan_leaks_and_the_updates_come_out(tmp_path):
     assert e["recovered_cosine"].baseline < 0.7
     (finding,) = judge(result)
     assert finding.verdict == "leak"
-    assert "client-00" in finding.statement
+    assert finding.measure == "smallest_exposed_group"
     assert all(c["rounds_recoverable"] == 2 for c in result.per_client.values())
     # M (1 + 2N) = 55 uploads a round on average, and the training aggregate
     assert np.mean([c["uploads_per_round"] for c in result.per_client.values()]) == 56
@@ -127,7 +127,7 @@ def test_null_partitions_above_the_threshold_are_no_leak(tmp_path):
     assert e["recoverable_updates"].value == 0
     over_rounds, finding = judge(result)
     assert finding.verdict == "no_evidence"
-    assert "4" in finding.statement  # the largest group that would have been a leak
+    assert result.detectable == 4  # the largest group that would have been a leak
     # the part that persists across rounds is estimated, and in the verdict
     assert (over_rounds.verdict, over_rounds.rule) == ("leak", "L4")
     assert over_rounds.measure == "recoverable_if_updates_persist"
@@ -184,7 +184,7 @@ def test_a_search_that_ends_undecided_cannot_say(tmp_path, monkeypatch):
     assert result.detectable == 1  # groups of two were not excluded
     (finding,) = judge(result)
     assert (finding.verdict, finding.rule) == ("nothing_to_say", "N1")
-    assert "undecided: it may be anything from 2 to 3" in finding.statement
+    assert (finding.estimate.low, finding.estimate.high) == (2, 3)
 
 
 def test_null_fixed_groups_gain_nothing_over_rounds(tmp_path):

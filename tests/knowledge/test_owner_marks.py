@@ -146,7 +146,7 @@ def test_folders_that_hold_no_marks_are_refused_with_the_number_that_is_missing(
     [("die Quelle von Marl ist warm und tief", "does not fit"), ("the spring", "shorter than")],
 )
 def test_documents_that_the_model_cannot_read_are_refused(text, words, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedaudit.tasks.language_model.LanguageModel", Words)
+    monkeypatch.setattr("fedaudit.knowledge.owner_marks.LanguageModel", Words)
     write(tmp_path, "owner", [("a", [{"text": text}])])
     write(tmp_path, "controls", [(f"c{n}", [{"text": f"{TEXT['text']} {n}"}]) for n in range(20)])
     with pytest.raises(DataError, match=words):

@@ -302,7 +302,7 @@ def test_a_run_with_the_audit_writes_what_it_found(tmp_path):
     found = run({**BASE, "audits": {"topology_inference": audit}}, tmp_path / "run")
     (result,) = found.results
     assert found.findings[0].verdict == "leak"
-    assert "explains" in found.findings[0].statement
+    assert found.findings[0].measure == result.headline
     assert result.headline is not None
     assert len(result.per_client) == 10
     page = (tmp_path / "run" / "report.html").read_text()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.arrays import Rows
+from fedaudit.arrays import Rows, require_finite
 from fedaudit.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -59,13 +59,8 @@ def weights(
     decisions bit-identical and keeps activations small.
     """
     t = np.atleast_2d(np.asarray(targets, dtype=np.float64))
-    if not np.isfinite(t).all():
-        raise DataError(
-            "the target is not finite",
-            expected="finite features",
-            got=f"{int((~np.isfinite(t)).sum())} NaN or infinite",
-            remedy="fill in or drop these features first",
-        )
+    remedy = "fill in or drop these features first"
+    require_finite(t, "the target's features", DataError, remedy=remedy)
     if not (tau > 0 and math.isfinite(tau)):
         raise UsageError(
             "tau is out of range",

@@ -34,7 +34,7 @@ from fedaudit.audits.attribution.leave_out import (
     worst,
 )
 from fedaudit.audits.attribution.ranks import PValues
-from fedaudit.audits.attribution.scoring import blocks
+from fedaudit.audits.attribution.scoring import blocks, need_unused
 from fedaudit.errors import UsageError
 from fedaudit.settings import Count, Fraction, require
 from fedaudit.stats.combine import holm
@@ -84,13 +84,7 @@ def studentised(parts: Parts, keys: int) -> Floats:
     This only lowers the owner's statistics, so ranks among unused keys are conservative.
     """
     null = parts.value[:, keys:]
-    if null.shape[1] < 3:
-        raise UsageError(
-            "a null needs unused keys",
-            expected="at least 3, better some hundreds",
-            got=str(null.shape[1]),
-            remedy="score more unused keys",
-        )
+    need_unused(null, 3)
     between = null.var(axis=1, ddof=1, keepdims=True) * (1 + 1 / null.shape[1])
     usual = (parts.deviation[:, keys:] ** 2).mean(axis=1, keepdims=True)
     beyond = np.maximum(parts.deviation**2 - usual, 0.0)

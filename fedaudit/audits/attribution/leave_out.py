@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.attribution.ranks import PValues, needed, p_values
-from fedaudit.errors import UsageError
+from fedaudit.audits.attribution.scoring import need_unused
 
 
 def distinguishable(design: npt.ArrayLike) -> Bools:
@@ -78,13 +78,7 @@ def without_each(rows: Floats, y: Floats, keys: int, linear: bool) -> Iterator[E
 def _split_unused(y: Floats, keys: int, every: int) -> tuple[Floats, Floats]:
     """Scores of one unused key in `every`, which measure the noise, and scores that are ranked."""
     null = y[:, keys:]
-    if null.shape[1] < 10:
-        raise UsageError(
-            "a null needs unused keys",
-            expected="at least 10, better some hundreds",
-            got=str(null.shape[1]),
-            remedy="score more unused keys",
-        )
+    need_unused(null, 10)
     aside = np.arange(null.shape[1]) % every == 0
     return null[:, aside], np.concatenate([y[:, :keys], null[:, ~aside]], axis=1)
 

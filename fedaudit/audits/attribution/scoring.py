@@ -78,15 +78,20 @@ def standardised(
     return out if every else out[:, :keys]
 
 
-def _null_of(null: Floats) -> tuple[Floats, Floats]:
-    """Mean and deviation (M, 1) of unused keys (M, U)."""
-    if null.shape[1] < 2:
+def need_unused(null: Floats, fewest: int) -> None:
+    """Raise for scores (M, U) of too few unused keys."""
+    if null.shape[1] < fewest:
         raise UsageError(
             "a null needs unused keys",
-            expected="at least 2, better some hundreds",
+            expected=f"at least {fewest}, better some hundreds",
             got=str(null.shape[1]),
             remedy="score more unused keys",
         )
+
+
+def _null_of(null: Floats) -> tuple[Floats, Floats]:
+    """Mean and deviation (M, 1) of unused keys (M, U)."""
+    need_unused(null, 2)
     deviation = null.std(axis=1, ddof=1, keepdims=True)
     if (deviation == 0).all():
         raise UsageError(

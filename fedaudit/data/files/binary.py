@@ -15,10 +15,10 @@ from fedaudit.errors import DataError
 
 BINARY = (".parquet", ".pq", ".xlsx", ".xlsm")
 
-Rows = Iterator[tuple[int, list[str]]]
+NumberedCells = Iterator[tuple[int, list[str]]]
 
 
-def binary_rows(path: Path, suffix: str, limit: int | None = None) -> Rows:
+def binary_rows(path: Path, suffix: str, limit: int | None = None) -> NumberedCells:
     """(row number, cells) of a Parquet or Excel file, the names of the columns first."""
     read = _parquet if suffix in (".parquet", ".pq") else _excel
     try:

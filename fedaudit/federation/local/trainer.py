@@ -374,12 +374,7 @@ class Trainer:
                 canaries = torch.einsum("kb,kbd->kd", planted[2], self._clipped(own))
         if self.clip_unit == "person" and self.clip is not None:
             if person is None:
-                raise ConfigError(
-                    "clipping per person needs a person column",
-                    expected="a person for every example",
-                    got="none",
-                    remedy='name the column with data.person, or use unit = "record"',
-                )
+                raise no_persons()
             each, w = by_person(each, w, person)
         return torch.einsum("kb,kbd->kd", w, self._clipped(each)) + canaries
 
@@ -453,6 +448,15 @@ def _dense(planted: tuple[Tensor, Tensor, Tensor], p: Tensor) -> Tensor:
     columns, values, w = planted
     out = torch.zeros(*w.shape, p.shape[1])
     return out.scatter_add_(2, columns, values * (w != 0).unsqueeze(2))
+
+
+def no_persons() -> ConfigError:
+    return ConfigError(
+        "clipping per person needs a person column",
+        expected="a person for every example",
+        got="none",
+        remedy='name the column with data.person, or use unit = "record"',
+    )
 
 
 def by_person(each: Tensor, weight: Tensor, person: Tensor) -> tuple[Tensor, Tensor]:

@@ -79,14 +79,22 @@ def gradients(module: Any, x: Any, y: Any) -> tuple[list[str], npt.NDArray[np.fl
             loss = F.cross_entropy(output.flatten(0, -2), y[i : i + 1].flatten())
             each = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
             out[i] = [np.nan if g is None else float(g.double().square().sum()) for g in each]
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        raise DataError(
-            "the model fails on your own records",
-            expected="records as the model takes them, and a class number for each",
-            got=f"{type(error).__name__}: {str(error)[:200]}",
-            remedy="encode records as for training, or leave them out",
-        ) from None
+    except UNREADABLE as error:
+        raise fails_on_records(error) from None
     return [n for n, _ in named], out
+
+
+UNREADABLE = (RuntimeError, IndexError, ValueError, TypeError)
+"""What a module raises for records of another shape or kind than it takes."""
+
+
+def fails_on_records(error: Exception) -> DataError:
+    return DataError(
+        "the model fails on your own records",
+        expected="records as the model takes them, and a class number for each",
+        got=f"{type(error).__name__}: {str(error)[:200]}",
+        remedy="encode records as for training, or leave them out",
+    )
 
 
 def checked_records(x: Any, y: Any) -> tuple[Tensor, Tensor]:

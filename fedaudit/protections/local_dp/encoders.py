@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Le
 
-from fedaudit.arrays import Floats
+from fedaudit.arrays import Floats, require_finite
 from fedaudit.errors import ConfigError, DataError, OutOfRange, UsageError
 from fedaudit.protections.local_dp.bits import MOST_BITS
 from fedaudit.protections.local_dp.mechanism import Alphabet, Codes, check_bounds
@@ -257,14 +257,7 @@ class Patches:
 
 def _finite(x: npt.ArrayLike) -> Floats:
     values = np.asarray(x, dtype=np.float64)
-    bad = ~np.isfinite(values)
-    if bad.any():
-        raise DataError(
-            "features are not finite",
-            expected="finite numbers",
-            got=f"{int(bad.sum())} of {values.size} are NaN or infinite",
-            remedy="fill or drop them first",
-        )
+    require_finite(values, "features", DataError, remedy="fill or drop them first")
     return values
 
 

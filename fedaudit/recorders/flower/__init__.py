@@ -10,7 +10,7 @@ Then audit it with `fedaudit audit trace`. See docs/flower.md.
 from __future__ import annotations
 
 import os
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from fedaudit.errors import UsageError
@@ -79,15 +79,13 @@ _HOME = {
 
 def require() -> str:
     """The installed version of Flower, checked against `SUPPORTED`; also sets `QUIET`."""
-    from importlib.metadata import PackageNotFoundError, version
-
     for key, value in QUIET.items():
         os.environ.setdefault(key, value)
     low, high = SUPPORTED
     wanted = f"{low[0]}.{low[1]} or later, below {high[0]}.{high[1]}"
     try:
-        found = version("flwr")
-    except PackageNotFoundError:
+        found = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
         raise UsageError(
             "Flower is not installed",
             expected=f"flwr {wanted}",

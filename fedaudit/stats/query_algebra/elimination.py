@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.arrays import Bools, Floats, Indices
+from fedaudit.arrays import Bools, Floats, Indices, require_finite
 from fedaudit.errors import UsageError
 
 TOLERANCE = 1e-9
@@ -37,13 +37,8 @@ def query_matrix(queries: npt.ArrayLike, clients: int | None = None) -> Floats:
             got=f"shape {matrix.shape}",
             remedy="write 1 where a client is in a query, 0 where it is not",
         )
-    if not np.isfinite(matrix).all():
-        raise UsageError(
-            "a query has weights that are not finite",
-            expected="finite numbers",
-            got=f"{int((~np.isfinite(matrix)).sum())} NaN or infinite entries",
-            remedy="write 1 where a client is in a query, 0 where it is not",
-        )
+    remedy = "write 1 where a client is in a query, 0 where it is not"
+    require_finite(matrix, "weights of a query", remedy=remedy)
     return matrix
 
 

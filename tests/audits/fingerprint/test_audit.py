@@ -681,7 +681,7 @@ def test_named_senders_are_a_leak_at_full_value(tmp_path, rounds):
         assert {row["share"] for row in result.per_client.values()} == {1.0}
         (finding,) = judge(result)
         assert (finding.verdict, finding.rule, finding.known) == ("leak", "K1", True)
-        assert "by name, on every message" in finding.statement
+        assert finding.measure == "linkage_accuracy"
 
 
 def mixed(path, data, bare):
