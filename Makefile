@@ -1,5 +1,6 @@
-# `make audit` and `make test` do everything on a machine that has Python 3.11 to 3.13 and make.
-# No compiler is needed: every dependency has wheels. PYTHON=python3.13 takes another interpreter.
+# `make audit` and `make test` do everything on a machine that has Python 3.11 and make.
+# No compiler is needed: every dependency has wheels. PYTHON=python3.13 takes another interpreter;
+# 3.12 and 3.13 are untested as a whole.
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -163,7 +164,7 @@ clean:
 	rm -rf $(VENV) site dist .mypy_cache .ruff_cache
 
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11, 3.12 or 3.13 is needed; set PYTHON=/path/to/python"; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or later is needed; set PYTHON=/path/to/python"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python

@@ -629,6 +629,40 @@ def opacus_history(state: Mapping[str, Any]) -> list[tuple[float, float, int]]:
     return history
 
 
+def history_of(accountant: Any) -> list[tuple[float, float, int]]:
+    """(noise multiplier, sampling rate, steps) that an accountant counted.
+
+    Of Opacus, or of dp-accounting: an accountant, or an event made of Gaussian releases of Poisson
+    samples.
+    """
+    if hasattr(accountant, "state_dict"):
+        return opacus_history(accountant.state_dict())
+    return _event_history(getattr(accountant, "ledger", accountant), 1)
+
+
+def _event_history(event: Any, times: int) -> list[tuple[float, float, int]]:
+    import dp_accounting
+
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return [step for part in event.events for step in _event_history(part, times)]
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return _event_history(event.event, times * int(event.count))
+    if isinstance(event, dp_accounting.NoOpDpEvent):
+        return []
+    rate = 1.0
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        rate, event = float(event.sampling_probability), event.event
+    if not isinstance(event, dp_accounting.GaussianDpEvent):
+        raise UsageError(
+            "this accountant counts releases that are no noisy sums of Poisson samples",
+            expected="an Opacus accountant, or dp-accounting's GaussianDpEvent, sampled by "
+            "PoissonSampledDpEvent or not, composed",
+            got=type(event).__name__,
+            remedy="declare the history in these events, if they describe what was done",
+        )
+    return [(float(event.noise_multiplier), rate, times)]
+
+
 def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record") -> Guarantee:
     """A guarantee from `PrivacyEngine.accountant.state_dict()` of a user's own Opacus loop.
 

@@ -19,7 +19,6 @@ import torch
 from fedaudit.audits.planning import Setting, Shape
 from fedaudit.data.dataset import FILLED_OVER_ALL
 from fedaudit.data.shortage import shortage
-from fedaudit.knowledge.probing.games import adds_noise
 from fedaudit.knowledge.probing.own_model import refusal
 from fedaudit.results import Need
 from fedaudit.setup.config import Config
@@ -146,7 +145,6 @@ def setting_of(config: Config, task: Any, train: Any, clients: int) -> Setting:
         places_differ=config.topology.get("kind", "star") not in ("star", "complete", "ring"),
         organisations=train.organisation is not None,
         fixed_model=refusal(task, config.training),
-        noisy=adds_noise(tuple(hooks), clients),
     )
 
 
