@@ -115,10 +115,12 @@ def audits_off(text: str, audits: Sequence[AskedAudit], folder: Path) -> tuple[d
     under every protection. Besides, why prices are unknown.
 
     The price is the sum over the variants of the config `text` in `folder`, in which every audit
-    is on.
+    is on. It is held against `DEAR` on the reference machine, so that the same data give the same
+    config on a busy machine, and stated for this one.
     """
     names = {audit.name for audit in audits}
-    total: dict[str, float] = {}
+    here: dict[str, float] = {}
+    reference: dict[str, float] = {}
     missing: dict[str, list[str]] = {}
     beside = None
     try:
@@ -129,11 +131,13 @@ def audits_off(text: str, audits: Sequence[AskedAudit], folder: Path) -> tuple[d
                 marks.family.examples(next(iter(marks.marked.values())))
             for stage in estimate_cost(beside).stages:
                 if stage.name in names:
-                    total[stage.name] = total.get(stage.name, 0.0) + stage.seconds
+                    here[stage.name] = here.get(stage.name, 0.0) + stage.seconds
+                    cost = reference.get(stage.name, 0.0) + stage.reference_seconds
+                    reference[stage.name] = cost
                     missing.setdefault(stage.name, []).append(stage.cannot)
     except FedauditError as error:
         return {}, error.what
-    dear = {name: seconds for name, seconds in total.items() if seconds > DEAR}
+    dear = {name: here[name] for name, seconds in reference.items() if seconds > DEAR}
     off = {name: why[0] for name, why in missing.items() if all(why)}
     return off | {n: f"about {s / 60:.0f} min on this machine" for n, s in dear.items()}, ""
 
