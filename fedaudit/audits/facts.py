@@ -28,7 +28,7 @@ class Measure:
     method, channel or rate, as in "explained (weights)". `worse` is the direction in which the
     measure gets worse, `unit` its unit, `words` its description in plain English.
     `above_non_members`: only the excess over the baseline counts, because the same number can rise
-    on non-members too.
+    on non-members too. `given`: in a few words, what it assumes beyond the headline.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Measure:
     unit: str
     words: str
     above_non_members: bool = False
+    given: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Decision:
     the estimate `headline_differs_with`, its headline measures something else than the column.
     `side_measures`: measure -> column; such a measure can show a leak if the headline shows none,
     and an exposed client has a 1 in the column, if there is one. `strength`: the column with the
-    smallest signal that would be found.
+    smallest signal that would be found. `bounds_error`: the setting with the error that the audit
+    has divided among its bounds; without it, rule D1 corrects for their number.
 
     A protection can remove the question; a limit is met then, although the audit is not
     applicable. `removed_by`: code of a need -> fact (as in `Advice`) of the protection that must
@@ -109,6 +111,7 @@ class Decision:
     headline_differs_with: str = ""
     side_measures: Mapping[str, str] = field(default_factory=dict)
     strength: str = ""
+    bounds_error: str = ""
     removed_by: Mapping[str, str] = field(default_factory=dict)
     single_updates_only: bool = False
 

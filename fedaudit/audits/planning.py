@@ -96,8 +96,8 @@ class Setting:
     clients differ by their place in the graph. `organisations`: the data name organisations.
     `recording`: other software runs the federation, and only its recording will exist.
     `no_tensors`: what that software sends instead of tensors of one shape. `fixed_model`: why
-    nothing can be planted in the model; `noisy`: records, steps or uploads carry noise. `held_out`:
-    records that no client trains on; `largest`: records of the largest client, 0 if not known.
+    nothing can be planted in the model. `held_out`: records that no client trains on; `largest`:
+    records of the largest client, 0 if not known.
     """
 
     clients: int
@@ -112,7 +112,6 @@ class Setting:
     recording: bool = False
     no_tensors: str = ""
     fixed_model: str = ""
-    noisy: bool = False
     held_out: int = 0
     largest: int = 0
 

@@ -1,7 +1,7 @@
 """From results to verdicts and sentences, by the table in `rules`. Nothing else judges.
 
-    disagreement    the interval of an estimate lies beyond an upper (or below a lower) bound:
-                    theory and measurement disagree, and that is the top finding
+    disagreement    the interval of an estimate lies beyond an upper (or below a lower) bound, by
+                    more than one audit in a thousand would by chance: the top finding
     leak            the interval of the headline lies wholly on the bad side of its baseline
                     or that of single clients does, after correction for their number; or one of
                     several readings does in a test over all of them; or what is asked about is
@@ -38,6 +38,7 @@ from fedaudit.reporting.rules import (
 )
 from fedaudit.results import AuditResult, Bound, Estimate, Finding, Need, Verdict
 from fedaudit.stats.combine import holm
+from fedaudit.stats.intervals import LEAST, p_beyond
 
 ORDER = {verdict: i for i, verdict in enumerate(VERDICTS)}
 
@@ -78,6 +79,27 @@ def contradicts(bound: Bound, estimate: Estimate) -> bool:
     return bound.kind == "lower" and estimate.high < bound.value
 
 
+DOUBT = 0.001
+"""Largest chance that a result doubts its theory although all of its bounds hold. An interval at
+95 % lies beyond a bound that is just reached in one of forty audits, and an audit has several."""
+
+
+def refuted(result: AuditResult) -> dict[str, float]:
+    """Bound that a measurement refutes -> its p-value, corrected for all bounds of the result.
+
+    Holm at DOUBT. An audit that has divided an error of its own among its bounds
+    (`Decision.bounds_error`) is taken at that: each interval decides as it is.
+    """
+    held = {n: b for n, b in result.bounds.items() if b.kind in ("upper", "lower")}
+    pairs = {n: (b, result.estimates[b.of]) for n, b in held.items()}
+    raw = {n: p_beyond(e, b.value) if contradicts(b, e) else 1.0 for n, (b, e) in pairs.items()}
+    own = result.settings.get(decision_for(result.audit).bounds_error)
+    if isinstance(own, int | float):
+        return {n: p for n, p in raw.items() if p <= own}
+    adjusted = dict(zip(raw, map(float, holm(list(raw.values()))), strict=True)) if raw else {}
+    return {n: p for n, p in adjusted.items() if p <= DOUBT}
+
+
 def judge(result: AuditResult, in_force: Collection[str] | None = None) -> list[Finding]:
     """All findings of one result: disagreements with theory first.
 
@@ -93,22 +115,23 @@ def judge(result: AuditResult, in_force: Collection[str] | None = None) -> list[
         "expected": result.expected,
     }
     found = []
-    for name, bound in result.bounds.items():
-        estimate = result.estimates.get(bound.of)
-        if estimate is not None and contradicts(bound, estimate):
-            found.append(
-                _finding(
-                    "D1" if bound.kind == "upper" else "D2",
-                    shared,
-                    statement=f"{bound.of} was measured at {interval(estimate)}, beyond the "
-                    f"{bound.kind} bound {name} = {number(bound.value)}."
-                    + (f" {bound.suspect}" if bound.suspect else ""),
-                    measure=bound.of,
-                    estimate=estimate,
-                    source=bound.source,
-                    remedy=f"check the bound's assumption: {bound.assumes or 'none stated'}",
-                )
+    for name, p in refuted(result).items():
+        bound, rule = result.bounds[name], "D1" if result.bounds[name].kind == "upper" else "D2"
+        estimate = result.estimates[bound.of]
+        found.append(
+            _finding(
+                rule,
+                shared,
+                because=RULES[rule].said(p=f"{p:.2g}"),
+                statement=f"{bound.of} was measured at {interval(estimate)}, beyond the "
+                f"{bound.kind} bound {name} = {number(bound.value)}."
+                + (f" {bound.suspect}" if bound.suspect else ""),
+                measure=bound.of,
+                estimate=estimate,
+                source=bound.source,
+                remedy=f"check the bound's assumption: {bound.assumes or 'none stated'}",
             )
+        )
     if result.headline is None:
         return [*found, _unmeasured(result, shared)]
     headline = _headline(result, words, shared, in_force)
@@ -150,11 +173,26 @@ def _unmeasured(result: AuditResult, shared: Mapping[str, Any]) -> Finding:
     return _finding(
         UNMEASURED[result.status],
         shared,
-        statement=missing[:1].upper() + missing[1:] + ("" if missing.endswith(".") else "."),
+        statement=missing[:1].upper()
+        + missing[1:]
+        + ("" if missing.endswith(".") else ".")
+        + _measured_beside(result),
         code=result.need.code,
         source=result.source,
         remedy=remedy,
     )
+
+
+def _measured_beside(result: AuditResult) -> str:
+    """Sentences on what was measured although the audit's own question was not."""
+    facts, said = facts_of(result.audit), ""
+    percent = words_for(result.audit).percent
+    for name, e in result.estimates.items():
+        measure = facts.measure(name)
+        if facts.shows(name) and measure is not None:
+            said += f" Measured instead, {measure.words}: {interval(e, percent)}, chance "
+            said += f"{against(e, percent)}."
+    return said
 
 
 def _headline(
@@ -478,10 +516,9 @@ def _client(result: AuditResult, row: Mapping[str, float | int | str | None]) ->
 def _p_value(e: Estimate, facts: Decision, row: Mapping[str, float | int | str | None]) -> float:
     """How often chance alone would give a client so much, or more; never zero.
 
-    Exact (binomial) from counts. Otherwise from the interval: normal in the distance to its low
-    end; at the end of the scale, where that end is error^(1/m) for m disjoint pairs, chance^m. An
-    interval from few records is too narrow: an AUC must also stand out by its deviation without a
-    leak, sqrt((2 m + 1) / 12) / m for m members and as many others (Mann and Whitney 1947).
+    Exact (binomial) from counts, otherwise from the interval. An interval from few records is too
+    narrow: an AUC must also stand out by its deviation without a leak, sqrt((2 m + 1) / 12) / m
+    for m members and as many others (Mann and Whitney 1947).
     """
     baseline = e.baseline or 0.0
     if e.value <= baseline:
@@ -492,23 +529,12 @@ def _p_value(e: Estimate, facts: Decision, row: Mapping[str, float | int | str |
         from scipy.special import bdtrc
 
         return max(float(bdtrc(found - 1, tried, baseline)) if found else 1.0, LEAST)
-    error, normal = (1 - e.confidence) / 2, NormalDist()
-    if e.value <= e.low:
-        p = error  # an interval without width says how sure it claims to be, no more
-    elif e.value >= 1.0 and 0 < e.low < 1 and 0 < baseline < 1:
-        p = float(baseline ** (math.log(error) / math.log(e.low)))
-    else:
-        deviation = (e.value - e.low) / normal.inv_cdf(1 - error)
-        p = normal.cdf(-(e.value - baseline) / deviation)
+    p = p_beyond(e, baseline)
     members = row.get(facts.sample_size)
     if facts.ranked and isinstance(members, int) and members > 0:
         deviation = math.sqrt((2 * members + 1) / 12) / members
-        p = max(p, normal.cdf(-(e.value - baseline) / deviation))
+        p = max(p, NormalDist().cdf(-(e.value - baseline) / deviation))
     return max(p, LEAST)
-
-
-LEAST = 1e-300
-"""The smallest p-value that is told from none."""
 
 
 def judge_all(

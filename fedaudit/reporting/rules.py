@@ -31,16 +31,20 @@ RULES = {
         Rule(
             "D1",
             "disagreement",
-            "The whole interval of a measured value lies above an upper bound that theory gives: "
-            "one of them is wrong. It comes first, whatever else was found.",
-            "the interval lies wholly beyond an upper bound",
+            "The whole interval of a measured value lies above an upper bound that theory gives, "
+            "and p after correction for all bounds of the audit is at most 0.001: one of them is "
+            "wrong. It comes first, whatever else was found.",
+            "the interval lies wholly beyond an upper bound, p = {p} after "
+            "correction for all bounds",
         ),
         Rule(
             "D2",
             "disagreement",
-            "The whole interval of a measured value lies below a lower bound that theory gives: "
-            "one of them is wrong. It comes first, whatever else was found.",
-            "the interval lies wholly beyond a lower bound",
+            "The whole interval of a measured value lies below a lower bound that theory gives, "
+            "and p after correction for all bounds of the audit is at most 0.001: one of them is "
+            "wrong. It comes first, whatever else was found.",
+            "the interval lies wholly beyond a lower bound, p = {p} after "
+            "correction for all bounds",
         ),
         Rule(
             "K1",

@@ -180,6 +180,51 @@ def clopper_pearson(
     )
 
 
+LEAST = 1e-300
+"""The smallest p-value that is told from none."""
+
+
+def p_beyond(e: Estimate, at: float) -> float:
+    """One-sided p-value of an estimate if the true value is `at`, from its interval; never zero.
+
+    Exact (binomial) where the interval is Clopper and Pearson's. Otherwise normal in the distance
+    to the end on the side of `at`; at the end of the scale, where that end is error^(1/m) for m
+    successes, chance^m. An interval without width says how sure it claims to be, no more. An exact
+    value either equals `at` or refutes it.
+    """
+    if e.value == at:
+        return 1.0
+    above = e.value > at
+    end = e.low if above else e.high
+    if e.confidence >= 1:
+        return LEAST if (end > at if above else end < at) else 1.0
+    error = 1 - e.confidence if e.one_sided else (1 - e.confidence) / 2
+    count = round(e.value * e.n)
+    if e.n and _is_clopper_pearson(e, count) and 0 <= at <= 1:
+        from scipy.special import bdtr, bdtrc
+
+        beyond = bdtrc(count - 1, e.n, at) if above else bdtr(count, e.n, at)
+        return max(float(beyond), LEAST)
+    if end == e.value or not math.isfinite(end):
+        return error
+    if not above:  # the mirrored scale
+        e = replace(e, value=1 - e.value, low=1 - e.high, high=1 - e.low)
+        at, end = 1 - at, 1 - end
+    if e.value >= 1.0 and 0 < end < 1 and 0 < at < 1:
+        return max(float(at ** (math.log(error) / math.log(end))), LEAST)
+    deviation = (e.value - end) / NormalDist().inv_cdf(1 - error)
+    return max(NormalDist().cdf(-(e.value - at) / deviation), LEAST)
+
+
+def _is_clopper_pearson(e: Estimate, count: int) -> bool:
+    if e.one_sided or not math.isclose(count, e.value * e.n, abs_tol=1e-6):
+        return False
+    low, high = clopper_pearson_bounds(count, e.n, (1 - e.confidence) / 2)
+    return math.isclose(float(low), e.low, abs_tol=1e-9) and math.isclose(
+        float(high), e.high, abs_tol=1e-9
+    )
+
+
 def clustered_exact(
     successes: npt.ArrayLike,
     trials: npt.ArrayLike,

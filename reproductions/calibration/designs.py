@@ -41,6 +41,9 @@ BASE: Mapping[str, Any] = {
 DEALS = 10
 """Deals of the labels of one federation, where scoring costs little beside training."""
 
+AGAIN = 10
+"""Trainings of one federation: the same clients and records, other weights, batches and noise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
@@ -51,7 +54,8 @@ class Design:
     `deals`: how often labels are dealt to one attack, and scored; deals are independent given the
     attack, so each is a test without a leak of its own.
     `noise`: what DP-SGD adds, in units of what it declares. `true`: the value of the headline
-    where it is known, of all federations or of one; else it is the mean over all federations.
+    where it is known, of all federations or of one; else it is the mean over trainings of the same
+    federation with other randomness (`AGAIN`).
     """
 
     words: str
@@ -134,13 +138,21 @@ def design_for(audit: str) -> Pair:
 # -- one federation --------------------------------------------------------------------------------
 
 
-def play(row: str, design: Design, seed: int) -> list[AuditResult]:
-    """Train one federation of a design, and audit it: one result per deal of its labels."""
+def play(row: str, design: Design, number: int, run: int = 0) -> list[AuditResult]:
+    """Train one federation of a design, and audit it: one result per deal of its labels.
+
+    `number` settles clients and records; with a `run` above 0 they are trained with randomness of
+    their own.
+    """
     audit = design_for(row).audit or row
-    config = load({**BASE, **design.config, "seed": seed})
+    config = load({**BASE, **design.config, "seed": number})
     if design.noise != 1.0:
         config = less_noise(config, design.noise)
     federation, facts = build(config)
+    seed = number
+    if run:
+        seed = 10_000_000 + 1000 * number + run
+        federation = replace(federation, seed=Seed(seed))
     recorder = MemoryRecorder(**federation.about())
     truth = MemoryTruth(facts)
     federation.run(recorder, truth, keep_raw=True)

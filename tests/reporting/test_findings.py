@@ -19,7 +19,7 @@ from fedaudit.reporting.findings import interval, judge, judge_all, number, sett
 from fedaudit.results import AuditResult, Bound, Estimate, FamilyTest, Finding, Need
 from fedaudit.stats import roc
 from fedaudit.stats.combine import holm
-from fedaudit.stats.intervals import wilson
+from fedaudit.stats.intervals import clopper_pearson, wilson
 
 
 def result(value=0.5, low=0.4, high=0.6, *, baseline=0.1, audit="fingerprint", **more):
@@ -136,10 +136,11 @@ def test_a_disagreement_with_theory_comes_first():
 @pytest.mark.parametrize(
     ("kind", "value", "contradicts"),
     [
-        ("upper", 0.39, True),
-        ("upper", 0.4, False),  # the interval touches the bound
-        ("lower", 0.61, True),
-        ("lower", 0.6, False),
+        ("upper", 0.33, True),
+        ("upper", 0.36, False),  # beyond the interval, but one in 300 is not rare enough
+        ("upper", 0.4, False),
+        ("lower", 0.67, True),
+        ("lower", 0.64, False),
         ("reference", 0.0, False),
         ("reference", 1.0, False),
     ],
@@ -150,6 +151,32 @@ def test_only_a_theorem_can_be_contradicted_and_only_by_the_whole_interval(
     bound = Bound(value=value, kind=kind, of="score", source="[X] Eq. (1)")
     got = verdicts(result(bounds={"b": bound}))
     assert ("disagreement" in got) is contradicts
+
+
+def test_bounds_of_one_audit_share_one_error():
+    """What refutes one bound of one is not enough for one of eight; an audit's own error is."""
+    one = Bound(value=0.33, kind="upper", of="score", source="[X] Eq. (1)")
+    kept = {f"kept {i}": replace(one, value=0.9) for i in range(7)}
+    assert "disagreement" in verdicts(result(bounds={"b": one}))
+    assert "disagreement" not in verdicts(result(bounds={"b": one, **kept}))
+    own = result(audit="epsilon", bounds={"b": one, **kept}, settings={"false_alarms": 0.001})
+    assert "disagreement" in verdicts(own)
+
+
+def test_a_bound_that_is_just_reached_is_hardly_ever_doubted():
+    """Exact: of all games won by a fair coin, at most one in a thousand doubts either bound."""
+    games, chance = 400, 0.5
+    doubted = 0.0
+    for won in range(games + 1):
+        e = clopper_pearson(won, games, 0.95, baseline=chance)
+        bounds = {
+            kind: Bound(value=chance, kind=kind, of="score", source="[X] Eq. (1)")
+            for kind in ("upper", "lower")
+        }
+        made = result(bounds=bounds)
+        found = findings.refuted(replace(made, estimates={"score": e}))
+        doubted += float(scipy.stats.binom.pmf(won, games, chance)) * bool(found)
+    assert 2e-4 < doubted <= 1e-3
 
 
 def test_findings_are_sorted_worst_first_and_otherwise_keep_their_order():

@@ -21,18 +21,26 @@ def rows(alarms, n, value=0.5, low=0.4, high=0.6):
     ]
 
 
-def stored(audit, null, leak):
+def stored(audit, null, leak, again=()):
     pair = designs.design_for(audit)
+    parts = (
+        ("null", pair.without, null),
+        ("leak", pair.with_leak, leak),
+        ("again", pair.with_leak, again),
+    )
     return {
         f"{audit}/{name}/0000": {"date": "2026-01-02", "design": design.digest, "rows": own}
-        for name, design, own in (("null", pair.without, null), ("leak", pair.with_leak, leak))
+        for name, design, own in parts
+        if own
     }
 
 
 def test_every_audit_has_both_designs_and_a_row():
-    asked = {(p.audit, p.leak) for p in experiments.pieces()}
+    asked = {(p.audit, p.kind) for p in experiments.pieces()}
     assert set(AUDITS) <= set(designs.rows())
-    assert asked == {(row, leak) for row in designs.rows() for leak in (False, True)}
+    both = {(row, kind) for row in designs.rows() for kind in ("null", "leak")}
+    unknown = {r for r in designs.rows() if designs.design_for(r).with_leak.true is None}
+    assert asked == both | {(row, "again") for row in unknown}
     for audit in designs.rows():
         assert f"| {audit} | not measured yet" in page.render({})
     # one that is added without designs of its own gets the common ones
@@ -64,11 +72,31 @@ def test_the_page_states_exact_rates_and_names_what_is_beyond_its_level():
     assert "more false alarms" not in calm
 
 
-def test_intervals_that_miss_the_truth_are_counted():
-    missed = rows(0, 150) + rows(0, 50, value=0.9, low=0.85, high=0.95)
-    text = page.render(stored("fingerprint", rows(0, 200), missed))
-    assert "75.0 % [68.4, 80.8] (stated 95 %)" in text  # the mean of all is 0.6
-    assert "less often than its confidence" in text
+def test_intervals_are_held_against_the_same_federation_trained_again():
+    """Two federations that differ: their own means are covered, the mean of both is not."""
+    low, high = rows(0, 10, 0.3, 0.2, 0.4), rows(0, 10, 0.9, 0.85, 0.95)
+    apart = [{**r, "federation": f} for f, own in enumerate((low, high)) for r in own]
+    text = page.render(stored("fingerprint", rows(0, 200), apart, apart))
+    assert "100.0 % [83.2, 100.0] (stated 95 %) | 200 and 2 (20), 20 |" in text
+    assert "contains the mean of all federations of the design in 0.0 % [0.0, 16.8]" in text
+    assert "cover less often" not in text
+    # one training of four lies elsewhere: its interval misses what the others give
+    missed = rows(0, 150, high=0.62) + rows(0, 50, value=0.9, low=0.85, high=0.95)
+    again = [{**r, "federation": 0} for r in missed]
+    text = page.render(stored("fingerprint", rows(0, 200), missed, again))
+    assert "75.0 % [68.4, 80.8] (stated 95 %)" in text
+    assert "**fingerprint, with a leak: intervals cover less often than they state.**" in text
+
+
+def test_a_federation_that_is_trained_again_has_the_same_records_and_other_randomness():
+    leak = designs.design_for("fingerprint").with_leak
+    first, again, other = (
+        designs.play("fingerprint", leak, number, run)[0]
+        for number, run in ((7, 1), (7, 2), (7, 1))
+    )
+    assert first.to_json() == other.to_json()
+    assert first.estimates != again.estimates
+    assert set(first.per_client) == set(again.per_client)
 
 
 def test_a_block_is_played_once_and_measured_anew_when_its_design_changes(tmp_path):
@@ -118,3 +146,18 @@ def test_labels_are_dealt_several_times_to_one_attack():
     assert len(set(shares)) > 1
     assert {tuple(sorted(p)) for p in shares} == {tuple(sorted(shares[0]))}
     assert len(designs.play("coverage", designs.design_for("coverage").without, 7)) == 1
+
+
+def test_coverage_over_trainings_is_that_of_the_interval():
+    """Normal values with intervals of exactly 95 %: the mean of the others costs nothing."""
+    rng = np.random.default_rng(0)
+    federation = np.repeat(np.arange(600), 10)
+    values = rng.normal(size=600)[federation] + 0.1 * rng.normal(size=len(federation))
+    own = [
+        {"federation": int(f), "value": v, "low": v - 0.196, "high": v + 0.196, "rules": []}
+        for f, v in zip(federation, values, strict=True)
+    ]
+    rates = page.Rates(designs.design_for("fingerprint").with_leak, own, [])
+    held, n = rates.covered(again=True)
+    assert held / n == pytest.approx(0.95, abs=0.01)
+    assert rates.covered()[0] / n < 0.3

@@ -11,6 +11,7 @@ from fedaudit.stats.intervals import (
     clopper_pearson_bounds,
     cluster_mean,
     mean,
+    p_beyond,
     smallest_share_above,
     wilson,
 )
@@ -213,3 +214,33 @@ def test_the_interval_of_a_share_covers_it():
         found = cluster_mean(values.ravel(), np.repeat(np.arange(10), 5), rng=rng, share=True)
         hits += found.low <= 0.9 <= found.high
     assert hits >= 279  # 93 %
+
+
+@pytest.mark.parametrize(("won", "games", "at"), [(7, 20, 0.2), (2, 20, 0.3), (20, 20, 0.7)])
+def test_p_values_of_counted_shares_are_binomial(won, games, at):
+    e = clopper_pearson(won, games)
+    exact = (
+        scipy_stats.binom.sf(won - 1, games, at)
+        if won / games > at
+        else scipy_stats.binom.cdf(won, games, at)
+    )
+    assert p_beyond(e, at) == pytest.approx(float(exact))
+
+
+def test_p_values_from_intervals_are_normal_and_alike_on_both_sides():
+    e = Estimate(value=0.3, low=0.3 - 1.959964 * 0.05, high=0.3 + 1.959964 * 0.05, n=0)
+    for at in (0.1, 0.5):
+        assert p_beyond(e, at) == pytest.approx(float(scipy_stats.norm.sf(4.0)), rel=1e-4)
+    assert p_beyond(e, 0.3) == 1.0
+
+
+def test_p_values_at_the_end_of_the_scale_and_without_width():
+    best = Estimate(value=1.0, low=0.025 ** (1 / 12), high=1.0, n=0)
+    worst = Estimate(value=0.0, low=0.0, high=1 - 0.025 ** (1 / 12), n=0)
+    assert p_beyond(best, 0.5) == pytest.approx(0.5**12)
+    assert p_beyond(worst, 0.5) == pytest.approx(0.5**12)
+    one_sided = Estimate(value=2.0, low=2.0, high=np.inf, n=9, one_sided=True)
+    assert p_beyond(one_sided, 1.0) == pytest.approx(0.05)
+    exact = Estimate(value=2.0, low=2.0, high=2.0, n=9, confidence=1.0)
+    assert p_beyond(exact, 1.0) < 1e-200
+    assert p_beyond(exact, 2.0) == 1.0

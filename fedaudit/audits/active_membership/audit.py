@@ -28,7 +28,7 @@ from fedaudit.audits.active_membership.adversary import (
 )
 from fedaudit.audits.active_membership.facts import FACTS
 from fedaudit.audits.active_membership.games import EscapeChance, Universe
-from fedaudit.audits.active_membership.own_model import HalfSpaces, OwnModel
+from fedaudit.audits.active_membership.own_model import HalfSpaces, NoisyColumns, OwnModel
 from fedaudit.audits.active_membership.probe import Answer, NoiseModel
 from fedaudit.audits.audit import Audit, Knowledge
 from fedaudit.audits.facts import AuditFacts
@@ -50,8 +50,8 @@ class Played:
 
     `view`: the server's view. `target` (g,): targets as indices into the universe, one game per
     client, or one for all if uploads arrive mixed. `names`: the clients in order. `closed` (g,):
-    the closed form's scores of the same training data, to compare with the engine. `rate` and
-    `records` describe a client's step.
+    the closed form's scores of the same training data, to compare with the engine. `rate`,
+    `records` and `schedule` describe a client's steps.
     """
 
     view: View
@@ -60,6 +60,7 @@ class Played:
     closed: Floats
     rate: float
     records: int
+    schedule: Exposure
 
 
 class Challenger(Protocol):
@@ -73,6 +74,8 @@ class Challenger(Protocol):
     `step_noise`: the smallest noise multiplier of a client's step (0: none); `upload_noise`: the
     same for its update. `schedules`: steps, rounds and sampling rate of every client in the run
     itself; empty if they are not known. `own_model`: the run's, if the adversary plants in it.
+    `granted`: why nothing of ours can be planted in the run's own model, so that games are played
+    with clients that accept any architecture; empty if that is not what was asked.
     """
 
     universe: Universe
@@ -87,9 +90,14 @@ class Challenger(Protocol):
     upload_noise: float
     schedules: tuple[Exposure, ...]
     own_model: OwnModel | None
+    granted: str
 
     @property
     def adversary(self) -> Planted: ...
+
+    def schedule(self, adversary: Adversary) -> Exposure:
+        """A client's steps in a game against this adversary."""
+        ...
 
     @property
     def together(self) -> int: ...
@@ -158,8 +166,8 @@ class ActiveMembership(Audit):
     """Can a server that plants weights tell whether a record is in a client's data?
 
     `adversary`: "own_model" plants in the run's own model, with the clients' own local steps; "fc"
-    or "attention" plant a model of their own, which clients must accept. "auto": "own_model", but
-    "fc" where records or uploads carry noise or the training settings are unknown. `games`: games
+    or "attention" plant a model of their own, which clients must accept. "auto": "own_model"; where
+    that cannot be played the audit is not applicable, and states what "fc" gives. `games`: games
     in closed form; `recorded`: games through the engine; `client_games`: games against every client
     with its own records. `trials` above 1 plays `games` in each trial with fixed data and targets,
     as published. `records`: records per client in a game (default: the clients' median).
@@ -215,9 +223,7 @@ class ActiveMembership(Audit):
         return 0.5 + 2e-4 * (self.games + self.client_games) + 0.008 * self.recorded
 
     def missing(self, setting: Setting) -> Need | None:
-        quiet = not setting.noisy and self.local_dp is None
-        inside = self.adversary == "own_model" or (self.adversary == "auto" and quiet)
-        if setting.fixed_model and inside:
+        if setting.fixed_model and self.adversary == "own_model":
             return Need(
                 code="architecture_fixed",
                 what=f"nothing can be planted in the run's own model ({setting.fixed_model})",
@@ -321,12 +327,14 @@ class ActiveMembership(Audit):
         self._check_planting(view, challenger)
         adversary, planted = self._prepared(challenger, rng)
         figure, trial = challenger.figure(adversary)
-        read = [self._game_strengths(p, planted) for p in challenger.recorded(planted, self)]
+        # beside a model that is not the run's, the closed form of gradients in the clear is enough
+        engine = challenger.mixed or challenger.noisy or not challenger.granted
+        games = challenger.recorded(planted, self) if engine else ()
+        read = [self._game_strengths(p, planted) for p in games]
         marked = [self._client_strengths(p, adversary) for p in challenger.marked(adversary, self)]
-        granted = None
+        beside = None
         if challenger.own_model is not None:
-            other = self._fully_connected(challenger, challenger.records, rng)
-            granted = challenger.figure(other)[0], other.cut
+            beside = self._any_architecture(challenger, rng, engine=bool(read))
         outside, floor, why = self._theory(challenger, adversary, rng)
         return Guess(
             figure=figure,
@@ -340,12 +348,23 @@ class ActiveMembership(Audit):
             outside=outside,
             floor=floor,
             no_floor=why,
-            any_architecture=granted,
+            any_architecture=beside,
             about=self._game_facts(challenger, adversary),
             notes=(*knowledge.notes, *challenger.notes),
             vantage=view.vantage,
             trace_sha256=view.trace_sha256,
         )
+
+    def _any_architecture(
+        self, challenger: Challenger, rng: np.random.Generator, *, engine: bool
+    ) -> tuple[Floats, float]:
+        """Scores and cut of the games that the headline counts, were any architecture accepted."""
+        if not (engine and (challenger.mixed or challenger.noisy)):
+            other = self._fully_connected(challenger, challenger.records, rng)
+            return challenger.figure(other)[0], other.cut
+        other = self._fully_connected(challenger, challenger.together, rng)
+        games = challenger.recorded(other, self)
+        return np.concatenate([self._game_strengths(p, other)[0] for p in games]), 0.0
 
     def _check_planting(self, view: View, challenger: Challenger) -> None:
         """Refuse parties that send no models, and adversaries that need gradients without noise."""
@@ -357,7 +376,7 @@ class ActiveMembership(Audit):
                 got=view.vantage,
                 remedy="leave vantage out",
             )
-        if challenger.adversary != "fc" and challenger.noisy:
+        if challenger.adversary == "attention" and challenger.noisy:
             raise NotApplicable(
                 f"the {challenger.adversary} adversary needs gradients without noise",
                 code="noisy_uploads",
@@ -389,8 +408,12 @@ class ActiveMembership(Audit):
         """Strengths (g,) of a federation's games, above 0 for yes, and agreement with the closed
         form (g,)."""
         answer = probe.read_answer(played.view, adversary.answer_tensor)
-        noise = self._noise(played, answer)
-        each = probe.strength(answer.rows) if noise is None else answer.rows[:, 0]
+        noise = self._noise(played, answer, adversary)
+        each = answer.rows[:, 0]
+        if isinstance(adversary, HalfSpaces):
+            each = adversary.columns(answer.rows, 1)[:, 0]
+        if noise is None:
+            each = probe.strength(answer.rows)
         if len(played.target) == len(each) and answer.named:
             where = {s: i for i, s in enumerate(answer.senders)}
             strengths = each[[where[n] for n in played.names]]
@@ -405,18 +428,29 @@ class ActiveMembership(Audit):
     def _client_strengths(self, played: Played, adversary: Adversary) -> Floats:
         """Strengths (1, K) by client: each client has its own neuron."""
         answer = probe.read_answer(played.view, adversary.answer_tensor)
-        noise = self._noise(played, answer)
+        noise = self._noise(played, answer, adversary)
         if isinstance(adversary, HalfSpaces):
-            return adversary.by_neuron(answer.rows, len(played.names)).max(axis=0)[None, :]
+            count = len(played.names)
+            if noise is not None:
+                return noise.evidence(adversary.columns(answer.rows, count))[None, :]
+            return adversary.by_neuron(answer.rows, count).max(axis=0)[None, :]
         if noise is None:
             return np.asarray(np.abs(answer.rows).max(axis=0)[None, :])
         return noise.evidence(answer.rows)[None, :]
 
     @staticmethod
-    def _noise(played: Played, answer: Answer) -> NoiseModel | None:
-        noise = probe.noise_model(
-            played.view.declared, played.rate, played.records, len(played.names)
-        )
+    def _noise(
+        played: Played, answer: Answer, adversary: Adversary
+    ) -> NoiseModel | NoisyColumns | None:
+        """Signal and noise of the answers; None without declared noise."""
+        declared, clients = played.view.declared, len(played.names)
+        noise: NoiseModel | NoisyColumns | None
+        noise = probe.noise_model(declared, played.rate, played.records, clients)
+        if noise is not None and isinstance(adversary, HalfSpaces):
+            (added,) = probe.clipped_noise(declared, clients)
+            noise = adversary.behind_noise(
+                added, played.schedule, played.records, clients, played.target
+            )
         return noise.of_sum if noise is not None and not answer.senders else noise
 
     def _theory(
@@ -471,6 +505,8 @@ class ActiveMembership(Audit):
             "step_noise": challenger.step_noise,
             "upload_noise": challenger.upload_noise,
             "schedules": challenger.schedules,
+            "played": challenger.schedule(adversary),
+            "granted": challenger.granted,
             "ceiling": ceiling,
             "alphabet": None if book is None else book.alphabet,
             "balls": balls,

@@ -151,13 +151,16 @@ class NoisyRelease:
 
     def ceilings(self) -> dict[str, Bound]:
         """Success ceilings: of the game as played, of a round and of the run as scheduled."""
-        out = {f"one {self.name}": self._bound("upper", self.played, f"one {self.name}, as played")}
+        if self.played == ONCE:
+            name, covers = f"one {self.name}", f"one {self.name}, as played"
+        else:
+            name = f"as played ({self.name})"
+            covers = f"one round, as played: {_sampled(self.played, self.name)}"
+        out = {name: self._bound("upper", self.played, covers)}
         if self.run is None:
             return out
         run, one = self.run, replace(self.run, rounds=1)
-        said = _times(run.steps, self.name)
-        if run.sampling_rate < 1:
-            said += f" with sampling rate {run.sampling_rate:.3g}"
+        said = _sampled(run, self.name)
         if one != self.played:
             out[f"one round ({self.name})"] = self._bound("extended", one, f"one round: {said}")
         if run.rounds > 1:
@@ -180,6 +183,13 @@ class NoisyRelease:
             relation="replace",
             covers=covers,
         )
+
+
+def _sampled(schedule: Exposure, what: str) -> str:
+    said = _times(schedule.steps, what)
+    if schedule.sampling_rate < 1:
+        said += f" with sampling rate {schedule.sampling_rate:.3g}"
+    return said
 
 
 def _times(count: int, what: str) -> str:
@@ -218,7 +228,7 @@ def _noisy_releases(about: Mapping[str, Any]) -> list[NoisyRelease]:
             step,
             "record",
             "a replaced record moves a sum by 2 C",
-            ONCE,
+            about["played"],
             _worst(schedules, step) if step else None,
         ),
         NoisyRelease(

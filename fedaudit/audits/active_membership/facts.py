@@ -15,6 +15,7 @@ from fedaudit.audits.facts import (
 )
 
 ANY_ARCHITECTURE = "success_any_architecture"
+ADJUSTED_P = "adjusted_p"
 
 FACTS = AuditFacts(
     concerns="records",
@@ -30,6 +31,7 @@ FACTS = AuditFacts(
             GREATER,
             "share of games",
             "the same games if clients accept any architecture, and take one step",
+            given="clients accept any architecture",
         ),
         Measure(
             "true_positive_rate", GREATER, "share of members", "members that the server recognised"
@@ -64,10 +66,12 @@ FACTS = AuditFacts(
             words="share of other records that the server correctly calls non-members",
         ),
         Column("games", exact=True, words="number of trials"),
+        Column(ADJUSTED_P, words="p-value against chance, adjusted for all readings and clients"),
     ),
     beside_headline=(ANY_ARCHITECTURE,),
     decision=Decision(
         client_value="share",
+        client_p=ADJUSTED_P,
         sample_size="games",
         headline_differs_with="success (gradient in the clear)",
     ),

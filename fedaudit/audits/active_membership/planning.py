@@ -8,6 +8,13 @@ from fedaudit.stats import power
 
 HEADLINE = "success"
 RULE = "exact power of the binomial test of fair coins"
+SHARED = f"{RULE}, at half the error: single clients have the other half"
+
+
+def _level(aim: Aim, *, shared: bool) -> tuple[float, float]:
+    """Power and confidence of the test of success; `shared`: with tests of single clients."""
+    wanted, confidence = aim.level
+    return wanted, 1.0 - (1.0 - confidence) / 2 if shared else confidence
 
 
 def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
@@ -20,18 +27,19 @@ def samples(result: AuditResult, aim: Aim) -> list[SampleSize]:
         first = from_width(result, HEADLINE, aim, unit="trials", how=how)
     else:
         have_others = others.n
-        wanted = aim.goal(0.5)
+        wanted, shared = aim.goal(0.5), bool(result.per_client)
+        level = _level(aim, shared=shared)
         first = SampleSize(
             audit=result.audit,
             measure=HEADLINE,
             unit="games",
             chance=0.5,
             have=members.n + others.n,
-            seen=power.detectable_success(members.n + others.n, *aim.level),
+            seen=power.detectable_success(members.n + others.n, *level),
             wanted=wanted,
-            needed=power.games_for_success(wanted, *aim.level),
+            needed=power.games_for_success(wanted, *level),
             how=f"set audits.{result.audit}.games, or recorded for games through the engine",
-            rule=RULE,
+            rule=SHARED if shared else RULE,
         )
     have_members = None if members is None else members.n
     return [
@@ -52,9 +60,9 @@ def samples_before(audit: str, aim: Aim) -> list[SampleSize]:
             unit="games",
             chance=0.5,
             wanted=wanted,
-            needed=power.games_for_success(wanted, *aim.level),
+            needed=power.games_for_success(wanted, *_level(aim, shared=True)),
             how=f"set audits.{audit}.games",
-            rule=RULE,
+            rule=SHARED,
         ),
         *(for_rate(audit, _rate(r), r, aim) for r in aim.rates[:1]),
     ]

@@ -127,7 +127,7 @@ def noise_model(
     update by rate C / n; the noise is z times that. Noise on uploads: C, and z C.
     """
     signal, noise = np.inf, np.zeros(clients)
-    for added in _clipped_noise(declared, clients):
+    for added in clipped_noise(declared, clients):
         step = rate * added.scale / records if added.place == "step" else added.scale
         signal = min(signal, step)
         noise += (np.resize(added.multiplier, clients) * step) ** 2
@@ -145,7 +145,7 @@ def gain_for(
     contributes one of n to the bias.
     """
     gain = 1.0
-    for added in _clipped_noise(declared, 1):
+    for added in clipped_noise(declared, 1):
         if added.place == "step":
             gain = max(gain, 32.0, (classes + 1) * added.scale)
         else:
@@ -153,7 +153,7 @@ def gain_for(
     return gain
 
 
-def _clipped_noise(declared: Sequence[Mapping[str, Any]], clients: int) -> list[AddedNoise]:
+def clipped_noise(declared: Sequence[Mapping[str, Any]], clients: int) -> list[AddedNoise]:
     """Noise that clients add after clipping to its scale, perhaps of multiplier 0."""
     every = [noise_of(d, clients=clients) for d in declared]
     return [n for n in every if n is not None and n.place in ("step", "upload") and n.scale]

@@ -2,8 +2,9 @@
 
 Independent games: coins are fair, so the number of correct answers is binomial and the interval of
 the success rate is Clopper and Pearson's, at the stated level. Success and AUC read the same games:
-one max-T test over both decides. F1 grows with both rates; its interval, from the ends of two
-intervals that share the error rate, is wider than stated. Published trials: games of a trial share
+one max-T test over both decides, and shares its error with the games against single clients. F1
+grows with both rates; its interval, from the ends of two intervals that share the error rate, is
+wider than stated. Published trials: games of a trial share
 data and targets, so the bootstrap resamples whole trials.
 """
 
@@ -19,6 +20,7 @@ import numpy as np
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.results import Bound, Estimate, FamilyTest, Underpowered
 from fedaudit.stats import max_t, roc
+from fedaudit.stats.combine import holm, two_halves
 from fedaudit.stats.intervals import bootstrap, clopper_pearson, clopper_pearson_bounds
 
 Estimates = dict[str, Estimate | Underpowered]
@@ -58,31 +60,65 @@ def success(c: Counts, confidence: float) -> Estimate | Underpowered:
     return replace(found, method="Clopper-Pearson (fair coins)")
 
 
+@dataclass(frozen=True)
+class GamesTest:
+    """The test of all readings, client -> its p-value adjusted for readings and clients, and the
+    smallest success that the test would have seen (None: none at all)."""
+
+    test: FamilyTest
+    clients: Mapping[str, float]
+    detectable: float | None
+
+
 def readings_test(
-    values: Floats, member: Bools, cut: float, confidence: float, rng: np.random.Generator
-) -> tuple[FamilyTest, float | None]:
-    """One test of success and AUC of independent games, and the smallest success it would see.
+    values: Floats,
+    member: Bools,
+    cut: float,
+    confidence: float,
+    rng: np.random.Generator,
+    clients: Mapping[str, Counts] | None = None,
+) -> GamesTest:
+    """One test of success and AUC of independent games, and of single clients' own games.
 
     One-sided at (1 - confidence) / 2, the error above an interval. With fair coins every labelling
-    of the games is equally likely if scores say nothing about membership.
+    of the games is equally likely if scores say nothing about membership, and the correct answers
+    about a client are binomial. Readings (max-T) and clients (exact, Holm) are two halves of one
+    family.
     """
     called = values > cut
     found = max_t.max_t(
         [max_t.success_weights(called), max_t.rank_weights(values)], member, rng=rng, coins=True
     )
     level = (1.0 - confidence) / 2.0
+    alone = {n: _by_chance(c) for n, c in (clients or {}).items() if c.games}
+    corrected = holm(list(alone.values())) if alone else np.ones(0)
+    one, two = two_halves(found.p, float(corrected.min())) if alone else (1.0, 1.0)
+    success, auc = (min(1.0, float(p) * one) for p in found.adjusted)
     # the statistic is the number of correct answers minus that of games not called
-    least = (float(found.critical(level)[0]) + float((~called).sum())) / len(member)
+    critical = float(found.critical(level / 2 if alone else level)[0])
+    least = (critical + float((~called).sum())) / len(member)
     drawn = (
         f"in all {found.labellings:,} ways" if found.exact else f"{found.labellings - 1:,} times"
     )
+    method = f"max-T over readings, fair coins drawn anew {drawn}"
+    if alone:
+        method += f"; {len(alone)} clients exactly; Holm over both"
     test = FamilyTest(
-        adjusted={"success": float(found.adjusted[0]), "auc": float(found.adjusted[1])},
+        adjusted={"success": success, "auc": auc},
         decided=("success", "auc")[found.decided],
         level=level,
-        method=f"max-T over readings, fair coins drawn anew {drawn}",
+        method=method,
     )
-    return test, least if least <= 1.0 else None
+    p_of = {n: min(1.0, float(p) * two) for n, p in zip(alone, corrected, strict=True)}
+    return GamesTest(test, p_of, least if least <= 1.0 else None)
+
+
+def _by_chance(c: Counts) -> float:
+    """The chance of at least as many correct answers without a leak: fair coins."""
+    from scipy.special import bdtrc
+
+    right = c.found + c.cleared
+    return float(bdtrc(right - 1, c.games, 0.5)) if right else 1.0
 
 
 ALWAYS_YES = 2.0 / 3.0

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.active_membership import ceilings, rates, theory
-from fedaudit.audits.active_membership.facts import ANY_ARCHITECTURE
-from fedaudit.results import AuditResult, Bound, Estimate, Need, Underpowered
+from fedaudit.audits.active_membership.facts import ADJUSTED_P, ANY_ARCHITECTURE
+from fedaudit.results import AuditResult, Bound, Estimate, FamilyTest, Need, Underpowered
 from fedaudit.stats import roc
 from fedaudit.stats.intervals import clopper_pearson
 
@@ -45,18 +45,26 @@ def score_guess(
             underpowered=lacking,
         )
     bounds = ceilings.bounds_on(guess, estimates, in_figure, at_theory)
-    test = None
+    # behind noise, sums and shuffles there are no games per client
+    own = _own_counts(guess, members) if clear else {}
+    test: FamilyTest | None = None
+    p_of: Mapping[str, float] = {}
     if clear and audit.trials > 1:
         detectable = rates.detectable_by_trials(estimates["success"])
     else:
         played, cut = (guess.figure, guess.cut) if clear else (guess.recorded, 0.0)
         used = members["figure" if clear else "recorded"]
         if "auc" in estimates:
-            test, detectable = rates.readings_test(played, used, cut, confidence, rng)
+            tested = rates.readings_test(played, used, cut, confidence, rng, own)
+            test, p_of, detectable = tested.test, tested.clients, tested.detectable
         else:
             detectable = rates.smallest_success(len(used), confidence)
         lacking += rates.too_few_for_ceilings(len(used), detectable, bounds, confidence)
     curves = _curves(guess, members, clear=clear)
+    curves = curves if clear else curves | ceilings.ceiling_curves(about)
+    if about["granted"]:
+        notes = _notes(audit, guess, clear)
+        return _not_in_own_model(about["granted"], estimates, bounds, curves, notes, shared)
     return AuditResult(
         **shared,
         headline="success",
@@ -64,11 +72,37 @@ def score_guess(
         test=test,
         underpowered=lacking,
         bounds=bounds,
-        # behind noise, sums and shuffles there are no games per client
-        per_client=_per_client(guess, members, confidence) if clear else {},
-        curves=curves if clear else curves | ceilings.ceiling_curves(about),
+        per_client=_per_client(own, p_of, confidence),
+        curves=curves,
         detectable=detectable,
         notes=(*_notes(audit, guess, clear), *_vacuous(bounds)),
+    )
+
+
+def _not_in_own_model(
+    why: str,
+    estimates: Mapping[str, Estimate],
+    bounds: Mapping[str, Bound],
+    curves: Mapping[str, Mapping[str, tuple[float, ...]]],
+    notes: tuple[str, ...],
+    shared: Mapping[str, Any],
+) -> AuditResult:
+    """Nothing was planted in the model that clients train: no verdict, but what another gives."""
+    return AuditResult(
+        **shared,
+        status="not_applicable",
+        need=Need(
+            code="architecture_fixed",
+            what="nothing of ours can be planted in the run's own model here",
+            expected="linear layers with ReLU or GELU between them, a config that says how clients "
+            "train, and no noise or that of DP-SGD",
+            got=why,
+            remedy='adversary = "fc": counts if clients accept any architecture',
+        ),
+        estimates={ANY_ARCHITECTURE: estimates["success"]},
+        bounds={n: replace(b, of=ANY_ARCHITECTURE) for n, b in bounds.items() if b.of == "success"},
+        curves=curves,
+        notes=notes,
     )
 
 
@@ -104,7 +138,11 @@ def _success_rates(
         found = engine | {in_figure: figure["success"]}
     if guess.any_architecture is not None:
         values, cut = guess.any_architecture
-        found[ANY_ARCHITECTURE] = _success_at(audit, guess, values, cut, coins, rng)
+        if clear:
+            found[ANY_ARCHITECTURE] = _success_at(audit, guess, values, cut, coins, rng)
+        else:
+            counted = rates.Counts.of(values > cut, members["recorded"])
+            found[ANY_ARCHITECTURE] = rates.success(counted, confidence)
     return found, in_figure
 
 
@@ -174,23 +212,31 @@ def _right_client(
     }
 
 
+def _own_counts(guess: Guess, members: Mapping[str, Bools]) -> dict[str, rates.Counts]:
+    """Outcomes of the games against every client."""
+    own = {
+        party: rates.Counts.of(values > guess.cut, members[f"own/{party}"])
+        for party, values in guess.own.items()
+    }
+    return {party: c for party, c in own.items() if c.members and c.others}
+
+
 def _per_client(
-    guess: Guess, members: Mapping[str, Bools], confidence: float
+    own: Mapping[str, rates.Counts], p_of: Mapping[str, float], confidence: float
 ) -> dict[str, dict[str, float | int | str | None]]:
     out: dict[str, dict[str, float | int | str | None]] = {}
-    for party, values in guess.own.items():
-        c = rates.Counts.of(values > guess.cut, members[f"own/{party}"])
+    for party, c in own.items():
         e = rates.success(c, confidence)
-        if isinstance(e, Underpowered):
-            continue
-        out[party] = {
+        assert isinstance(e, Estimate)
+        row: dict[str, float | int | str | None] = {
             "share": e.value,
             "low": e.low,
             "high": e.high,
             "members_found": c.found / c.members,
             "others_cleared": c.cleared / c.others,
-            "games": c.members + c.others,
+            "games": c.games,
         }
+        out[party] = row | ({ADJUSTED_P: p_of[party]} if party in p_of else {})
     return out
 
 
@@ -234,11 +280,6 @@ def _notes(audit: ActiveMembership, guess: Guess, clear: bool) -> tuple[str, ...
     about = guess.about
     exact, claimed = float(about["exact_epsilon"]), float(about["claimed_epsilon"])
     out = [PLANTED.get(about["adversary"], ANY_MODEL)]
-    if audit.adversary == "auto" and about["adversary"] == "fc":
-        out.append(
-            "nothing was planted in the run's own model: that needs records and uploads without "
-            "noise, and a config that says how clients train"
-        )
     if about["mechanism"] == "none":
         out.append("no local DP: clients train on their records as they are (Figure 11)")
     else:

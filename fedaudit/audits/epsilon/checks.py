@@ -32,14 +32,16 @@ class Check:
         return 0 if self.ends is None else bool(self.above) + bool(self.below)
 
 
+def tail_of(checks: Sequence[Check], false_alarms: float) -> float:
+    """The error of each side that can contradict, epsilon itself being one more (Bonferroni)."""
+    return false_alarms / (1 + sum(c.sides for c in checks))
+
+
 def compared(
     checks: Sequence[Check], false_alarms: float
 ) -> tuple[dict[str, Estimate], dict[str, Bound]]:
-    """Estimates and bounds of all checks; all together alarm falsely with at most `false_alarms`.
-
-    The error is divided evenly among all sides that can contradict (Bonferroni).
-    """
-    tail = false_alarms / max(1, sum(c.sides for c in checks))
+    """Estimates and bounds of all checks; with epsilon they alarm falsely in `false_alarms`."""
+    tail = tail_of(checks, false_alarms)
     estimates, bounds = {}, {}
     for c in checks:
         low, high = (c.value, c.value) if c.ends is None else c.ends(tail)

@@ -11,6 +11,7 @@ import numpy as np
 from fedaudit.accounting import Exposure
 from fedaudit.arrays import Bools
 from fedaudit.audits.epsilon.canaries import Promise
+from fedaudit.audits.epsilon.facts import CHECKED
 from fedaudit.audits.epsilon.observed import Sighting
 from fedaudit.results import Bound, Estimate, Number
 from fedaudit.stats import epsilon as statistics
@@ -18,6 +19,8 @@ from fedaudit.stats.combine import holm
 
 COARSE = 8
 """Steps of noise between two curves of a search: 8 x 2 % in noise."""
+HALVES = (0.5, 0.25, 0.125)
+"""Parts of a step at the end of a search: to 0.25 % in noise."""
 
 
 def dominating(promises: Sequence[Promise]) -> Promise:
@@ -43,7 +46,7 @@ def dominating(promises: Sequence[Promise]) -> Promise:
 def bound_of(coins: int, guesses: int, right: int, promise: Promise, confidence: float) -> float:
     """The largest epsilon of the declared schedule, with any noise, that the guesses refute.
 
-    First in steps of COARSE, then in single ones; 0 if nothing is refuted.
+    First in steps of COARSE, then in single ones, then by halves; 0 if nothing is refuted.
     """
 
     def found(first: int, step: int) -> int | None:
@@ -61,7 +64,11 @@ def bound_of(coins: int, guesses: int, right: int, promise: Promise, confidence:
     if coarse is None:
         return 0.0
     fine = found(coarse, 1)
-    return promise.curve(coarse if fine is None else fine).epsilon_at(promise.delta, below=True)
+    low = float(coarse if fine is None else fine)
+    for part in HALVES:
+        curve = promise.curve(low + part).least_false
+        low += part * statistics.f_dp_refutes(coins, guesses, right, curve, 1 - confidence)
+    return promise.curve(low).epsilon_at(promise.delta, below=True)
 
 
 MOST = 240
@@ -135,13 +142,23 @@ def share_of_declared(low: float, declared: float, n: int, confidence: float) ->
     )
 
 
-def declared_bound(weakest: Promise, least: float) -> Bound:
-    """The declared epsilon of a schedule; `least`: the largest that was stated for a client."""
-    declared = weakest.curve().epsilon_at(weakest.delta)
+def declared_bounds(weakest: Promise, least: float) -> dict[str, Bound]:
+    """The declared epsilon of a schedule, above the headline and above the value that is checked.
+
+    `least`: the largest that was stated for a client.
+    """
+    value = max(weakest.curve().epsilon_at(weakest.delta), least)
+    return {
+        "declared": _declared(weakest, value, "epsilon"),
+        "declared, checked": _declared(weakest, value, CHECKED),
+    }
+
+
+def _declared(weakest: Promise, value: float, of: str) -> Bound:
     return Bound(
-        value=max(declared, least),
+        value=value,
         kind="upper",
-        of="epsilon",
+        of=of,
         source="the declared schedule, by privacy loss distributions",
         assumes="the declaration",
         unit=weakest.unit,

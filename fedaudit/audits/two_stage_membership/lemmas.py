@@ -73,6 +73,7 @@ def bound_checks(guess: Survey, member: Bools) -> tuple[dict[str, Estimate], dic
             low=float(value - error),
             high=float(value + error),
             n=len(found),
+            confidence=1.0,  # no chance is involved
             method=f"worst of all checked clients and rounds{linked}; interval: quadrature error",
         )
         bounds[name] = Bound(

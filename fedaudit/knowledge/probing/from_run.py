@@ -18,9 +18,9 @@ from fedaudit.data import prepare
 from fedaudit.errors import ConfigError, DataError, NotApplicable, NothingToSay, count_of
 from fedaudit.hooks import Hook
 from fedaudit.knowledge.probing.embedding import embedding_of
-from fedaudit.knowledge.probing.games import Games, adds_noise, clients_in
+from fedaudit.knowledge.probing.games import Games, clients_in, is_noisy, noise_by_place
 from fedaudit.knowledge.probing.mechanisms import channel_of
-from fedaudit.knowledge.probing.own_model import own_model
+from fedaudit.knowledge.probing.own_model import drowned, own_model
 from fedaudit.knowledge.probing.protections import protections_of
 from fedaudit.knowledge.probing.rows import RecordRows, numbers_of
 from fedaudit.protections.local_dp.protection import LocalDP
@@ -64,10 +64,18 @@ def build_games(
     universe = _universe(pool, local, standardised=standardised)
     given = embedding_of(audit, task, rows.shape, rows.words)
     training = None if config is None else config.training
-    inside = audit.adversary == "own_model"
-    if audit.adversary == "auto":
-        # behind noise, on records or uploads, nothing of ours works inside the run's own model
-        inside = training is not None and not adds_noise(protections, clients_in(encoded))
+    noise = noise_by_place(protections, clients_in(encoded))
+    asked = audit.adversary == "own_model"
+    why = drowned(training, noise, randomised=local is not None and not asked)
+    inside = asked or (audit.adversary == "auto" and not why)
+    if asked and training is not None and why:
+        raise NotApplicable(
+            "nothing of ours can be planted in the run's own model",
+            code="noisy_uploads",
+            expected="records and uploads without noise, or DP-SGD",
+            got=why,
+            remedy='adversary = "fc": what a server could do if clients accept any architecture',
+        )
     if universe.merged:
         remarks.append(f"{universe.merged} records equal another after encoding and count once")
     if audit.adversary == "attention":
@@ -84,7 +92,18 @@ def build_games(
         party: np.unique(number[(owner == i) & (number >= 0)]) for i, party in enumerate(encoded)
     }
     only_sums = any(p.only_sums for p in protections)
-    inner = own_model(task, training, universe.features, only_sums=only_sums) if inside else None
+    noisy = is_noisy(noise)
+    inner = None
+    if inside:
+        labels = label[first_of]
+        try:
+            inner = own_model(
+                task, training, universe.features, labels, only_sums=only_sums, noisy=noisy
+            )
+        except NotApplicable as error:
+            if asked:
+                raise
+            why = error.got or error.what
     return Games(
         audit=audit,
         universe=universe,
@@ -101,7 +120,8 @@ def build_games(
         remarks=tuple(remarks),
         schedules=_schedules(config, protections, [len(own) for own in encoded.values()]),
         own_model=inner,
-        training=training if inside else None,
+        training=None if inner is None else training,
+        granted=why if audit.adversary == "auto" else "",
     )
 
 

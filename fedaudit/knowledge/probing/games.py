@@ -18,7 +18,7 @@ from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.active_membership import games, patterns
 from fedaudit.audits.active_membership.audit import ActiveMembership, Planted, Played
 from fedaudit.audits.active_membership.games import Challenge, Universe
-from fedaudit.audits.active_membership.own_model import OwnModel
+from fedaudit.audits.active_membership.own_model import HalfSpaces, OwnModel
 from fedaudit.audits.active_membership.probe import gain_for
 from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
@@ -27,7 +27,6 @@ from fedaudit.federation.many import run_many
 from fedaudit.federation.rounds import Rounds
 from fedaudit.hooks import Hook, declaration_of
 from fedaudit.knowledge.probing.protections import for_clients
-from fedaudit.protections.local_dp.protection import LocalDP
 from fedaudit.randomness import Seed
 from fedaudit.trace import MemoryRecorder
 
@@ -63,12 +62,6 @@ def is_noisy(noise: Mapping[str, Any]) -> bool:
     return any(np.max(multiplier) > 0 for multiplier in noise.values())
 
 
-def adds_noise(protections: Sequence[Hook], clients: int) -> bool:
-    """Whether records, steps or uploads carry noise."""
-    randomised = any(isinstance(p, LocalDP) for p in protections)
-    return randomised or is_noisy(noise_by_place(protections, clients))
-
-
 @dataclass(frozen=True)
 class GameDraws:
     """Drawn challenges with their coins, for the truth alone."""
@@ -87,6 +80,7 @@ class Games:
     `raw` (N, r) and `labels` (N,): the universe's records before any protection. `parties`: party
     -> indices of its records. `protections`: of a game, the local mechanism first. `schedules`: of
     every client in the run. `own_model` and `training`: the run's, if the adversary plants in them.
+    `granted`: why it cannot, where that was asked.
     """
 
     audit: ActiveMembership
@@ -105,6 +99,7 @@ class Games:
     schedules: tuple[Exposure, ...] = ()
     own_model: OwnModel | None = None
     training: Training | None = None
+    granted: str = ""
     mixed: bool = field(init=False)
     noisy: bool = field(init=False)
     step_noise: float = field(init=False)
@@ -228,6 +223,30 @@ class Games:
         if self.asks_whose:
             yield from self._play_together(self.draws.marked, adversary, probing, mark=True)
 
+    def _training(self, adversary: Adversary, records: int) -> Training:
+        """How clients train in a game: as in the run if the server plants in the run's model."""
+        if self.training is not None and isinstance(adversary, HalfSpaces):
+            return self.training
+        rate = adversary.rate(records, self.classes)
+        return Training(learning_rate=rate, steps=1, batch_size=0)
+
+    def schedule(self, adversary: Adversary) -> Exposure:
+        """A client's steps in a game."""
+        return self._exposure(self._training(adversary, self._each), self._each)
+
+    @property
+    def _each(self) -> int:
+        """Records per client in a game through the engine."""
+        return self.records_in_sum if self.mixed else self.records
+
+    @staticmethod
+    def _exposure(training: Training, records: int) -> Exposure:
+        return Exposure(
+            sampling_rate=training.expected_batch(records) / records,
+            steps=training.steps_for(records),
+            rounds=1,
+        )
+
     def _at_once(self, adversary: Adversary, detectors: int) -> int:
         """Federations that are trained together."""
         width = adversary.task(classes=self.classes, detectors=detectors).layout.width
@@ -289,7 +308,8 @@ class Games:
         rate = adversary.rate(n, self.classes)
         for size in sorted({len(data) for data, *_ in setups}, reverse=True):
             alike = [s for s in setups if len(s[0]) == size]
-            built = [self._federation(task, s, rate) for s in alike]
+            training = self._training(adversary, n)
+            built = [self._federation(task, s, training) for s in alike]
             recorders = [
                 MemoryRecorder(
                     layouts=f.layouts(),
@@ -312,10 +332,11 @@ class Games:
                     closed=closed,
                     rate=rate,
                     records=n,
+                    schedule=self._exposure(training, n),
                 )
 
     def _federation(
-        self, task: Any, setup: tuple[Indices, Hook, Indices, int], rate: float
+        self, task: Any, setup: tuple[Indices, Hook, Indices, int], training: Training
     ) -> Federation:
         data, hook, _, address = setup
 
@@ -326,7 +347,7 @@ class Games:
             task=task,
             data=ClientData.join([client(rows) for rows in data]),
             rounds=Rounds(clients=len(data), rounds=1),
-            training=self.training or Training(learning_rate=rate, steps=1, batch_size=0),
+            training=training,
             seed=Seed(self.seed.key("games/federation", address)),
             protections=tuple(for_clients(p, len(data)) for p in self.protections),
             probe=hook,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
-from fedaudit.audits.active_membership.own_model import LARGEST, MATCH, OwnModel
+from fedaudit.arrays import Indices
+from fedaudit.audits.active_membership.own_model import LARGEST, LOUD, MATCH, OwnModel
 from fedaudit.audits.outright import without_config
 from fedaudit.errors import NotApplicable
 
@@ -38,10 +40,33 @@ def _layers(task: Task) -> list[tuple[str, Any]]:
     return [(name, m) for name, m in named if not isinstance(m, nn.Flatten)]
 
 
+def drowned(training: Training | None, noise: Mapping[str, Any], *, randomised: bool) -> str:
+    """Why nothing of ours can be planted in the run's own model behind this noise; empty if
+    something can. `noise`: multipliers by place; `randomised`: records carry noise."""
+    if training is None:
+        return "nobody says how clients train"
+    if randomised:
+        return "records carry noise before a client trains on them"
+    if np.max(noise["upload"]) > 0:
+        return "uploads carry noise for whole clients"
+    if np.max(noise["step"]) > 0 and (training.optimizer != "sgd" or training.momentum):
+        return "behind DP-SGD it needs plain SGD, without momentum"
+    return ""
+
+
 def own_model(
-    task: Task, training: Training | None, features: int, *, only_sums: bool = False
+    task: Task,
+    training: Training | None,
+    features: int,
+    labels: Indices | None = None,
+    *,
+    only_sums: bool = False,
+    noisy: bool = False,
 ) -> OwnModel:
-    """The first two layers of the run's model; NotApplicable if nothing can be planted in it."""
+    """The first two layers of the run's model; NotApplicable if nothing can be planted in it.
+
+    `labels` (N,): of the possible records. `noisy`: clients' steps are clipped and carry noise.
+    """
 
     if training is None:
         remedy = 'adversary = "fc": what a server could do if clients accept any architecture'
@@ -68,6 +93,9 @@ def own_model(
         second=(at[f"{two}.weight"], at[f"{two}.bias"]),
         answer_tensor=f"{two}.weight",
         rate=training.learning_rate,
+        classes=kept[-1][1].out_features,
+        labels=np.empty(0, np.int64) if labels is None else labels,
+        match=LOUD if noisy else MATCH,
         largest=LARGEST if only_sums else math.inf,
         **relu,
     )

@@ -11,6 +11,7 @@ from scipy import stats as scipy_stats
 from fedaudit.audits.active_membership import ActiveMembership, rates
 from fedaudit.audits.active_membership.rates import Counts
 from fedaudit.audits.audit import Knowledge
+from fedaudit.audits.planning import Aim, Recorded
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.knowledge import KnowledgeBuilder, of_config
 from fedaudit.randomness import Seed
@@ -338,7 +339,7 @@ def test_null_alarms_and_power_are_those_of_one_exact_test():
     for success in (0.5, 0.55):
         effect = 2 * float(scipy_stats.norm.ppf(success))
         found = [
-            rates.readings_test(*_played(rng, effect), 0.0, 0.95, rng)[0].significant
+            rates.readings_test(*_played(rng, effect), 0.0, 0.95, rng).test.significant
             for _ in range(repeats)
         ]
         alarms[success] = sum(found)
@@ -348,12 +349,33 @@ def test_null_alarms_and_power_are_those_of_one_exact_test():
     assert alarms[0.55] > (exact - 0.05) * repeats
 
 
+def test_readings_and_single_clients_share_one_error():
+    """Null: any reading or any of eight clients alarms in at most 2.5 %; power: one client does."""
+    rng = np.random.default_rng(5)
+    games, repeats, alarms, named = 200, 400, 0, 0
+
+    def clients(share):
+        right = rng.binomial(games // 2, [share, *[0.5] * 7], size=(2, 8)).T
+        return {f"c{i}": Counts(int(a), 100, int(b), 100) for i, (a, b) in enumerate(right)}
+
+    for _ in range(repeats):
+        played = (part[:60] for part in _played(rng, 0.0))
+        found = rates.readings_test(*played, 0.0, 0.95, rng, clients(0.5))
+        alarms += found.test.significant or min(found.clients.values()) <= found.test.level
+    assert scipy_stats.binomtest(alarms, repeats, 0.025, alternative="greater").pvalue > 0.001
+    assert alarms > 2  # not far below the level either
+    for _ in range(10):
+        found = rates.readings_test(*_played(rng, 0.0), 0.0, 0.95, rng, clients(0.7))
+        named += found.clients["c0"] <= found.test.level
+    assert named >= 9
+
+
 def test_what_the_test_would_see_is_where_it_turns():
     """Calls alone: the smallest success it would see is that of the exact binomial test."""
     rng = np.random.default_rng(1)
     coins = rng.random(GAMES) < 0.5
     called = rng.random(GAMES) < 0.5
-    _, seen = rates.readings_test(called.astype(float), coins, 0.5, 0.95, rng)
+    seen = rates.readings_test(called.astype(float), coins, 0.5, 0.95, rng).detectable
     assert seen == pytest.approx(rates.smallest_success(GAMES, 0.95), abs=0.01)
 
 
@@ -361,7 +383,7 @@ def test_an_auc_above_chance_is_not_called_chance():
     """A cut that fits badly hides in the success rate what the AUC shows: the AUC decides."""
     rng = np.random.default_rng(3)
     values, coins = _played(rng, 0.6)
-    test, _ = rates.readings_test(values, coins, 1.5, 0.95, rng)
+    test = rates.readings_test(values, coins, 1.5, 0.95, rng).test
     assert test.decided == "auc"
     assert test.significant
 
@@ -375,3 +397,16 @@ def test_trials_that_differ_widen_the_interval(rng):
     alone = rates.from_independent_games(values, member, 0.5, 0.95)["success"]
     assert isinstance(clustered, Estimate)
     assert clustered.high - clustered.low > 1.5 * (alone.high - alone.low)
+
+
+def test_planned_games_leave_half_of_the_error_to_single_clients(plain):
+    (before, *_) = ActiveMembership.samples_before(Aim(effect=0.1))
+    assert before.needed == power.games_for_success(0.6, 0.9, 0.975)
+    (own, *_) = ActiveMembership.samples(
+        plain.audit(client_games=20), Recorded(rounds=1), Aim(effect=0.1)
+    )
+    assert own.needed == before.needed
+    (alone, *_) = ActiveMembership.samples(
+        plain.audit(client_games=0), Recorded(rounds=1), Aim(effect=0.1)
+    )
+    assert alone.needed == power.games_for_success(0.6, 0.9, 0.95)

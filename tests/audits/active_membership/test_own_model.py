@@ -2,14 +2,23 @@
 
 import numpy as np
 import pytest
+import torch
+from scipy.stats import binom, norm
 
+from fedaudit.accounting import Exposure
 from fedaudit.audits.active_membership import ActiveMembership, scores
-from fedaudit.audits.active_membership.own_model import half_spaces
+from fedaudit.audits.active_membership.games import Universe
+from fedaudit.audits.active_membership.own_model import HalfSpaces, half_spaces
+from fedaudit.federation.local.schedule import Training
+from fedaudit.hooks import AddedNoise
 from fedaudit.knowledge import KnowledgeBuilder, of_config
+from fedaudit.knowledge.probing import channel_of
+from fedaudit.knowledge.probing.own_model import own_model
 from fedaudit.randomness import Seed
 from fedaudit.reporting.findings import judge
 from fedaudit.setup.config import load
-from fedaudit.setup.prepare import build
+from fedaudit.setup.prepare import Prepared, build
+from fedaudit.stats.intervals import clopper_pearson
 from fedaudit.study.auditing import audit_one
 from fedaudit.trace import MemoryRecorder, MemoryTruth
 
@@ -128,16 +137,121 @@ def test_by_default_the_recorded_architecture_counts_and_any_other_stands_beside
 @pytest.mark.parametrize(
     "protections",
     [
-        {"dp_sgd": {"noise_multiplier": 1.0}},
-        {"local_dp": {"mechanism": "grr", "epsilon": 1.0}},
+        {"update_noise": {"noise_multiplier": 0.05}},
+        {"local_dp": {"mechanism": "grr", "epsilon": 8.0}},
     ],
     ids=lambda p: next(iter(p)),
 )
-def test_behind_noise_any_architecture_is_granted_and_said(protections):
+def test_where_the_own_model_cannot_be_used_any_other_is_a_measure_and_no_verdict(protections):
     result = audited({"adversary": "auto"}, protections=protections)
+    assert (result.status, result.need.code) == ("not_applicable", "architecture_fixed")
+    assert set(result.estimates) == {"success_any_architecture"}
+    assert result.estimates["success_any_architecture"].low > 0.5
+    (finding,) = judge(result)
+    assert finding.verdict == "not_applicable"
+    assert finding.code == "architecture_fixed"
     assert scores.ANY_MODEL in result.notes
-    assert any("nothing was planted in the run's own model" in note for note in result.notes)
-    assert "success_any_architecture" not in result.estimates
+    assert all(b.of == "success_any_architecture" for b in result.bounds.values())
+    asked = audited({"adversary": "fc"}, protections=protections)
+    assert asked.estimates["success"].value == result.estimates["success_any_architecture"].value
+    assert judge(asked)[0].verdict == "leak"
+
+
+# -- behind DP-SGD --------------------------------------------------------------------------------
+
+STEPS = {"batch_size": 5, "epochs": 2, "learning_rate": 0.1}
+NOISY = {"games": 20, "recorded": 400}
+
+
+def behind(z, seed=1, **sections):
+    return audited(
+        {"adversary": "auto", **NOISY},
+        seed,
+        training=STEPS,
+        protections={"dp_sgd": {"noise_multiplier": z, "clip": 1.0}},
+        **sections,
+    )
+
+
+def test_a_match_moves_one_column_as_the_closed_form_says():
+    """Naive: one full step without noise, on the target and on everybody else."""
+    config = load({"data": {"name": "digits"}, "task": {"kind": "mlp", "hidden": [4, 3]}})
+    task = Prepared.of(config).task
+    rng = np.random.default_rng(0)
+    universe = Universe.of(rng.random((40, 64)), channel_of(None, 64))
+    labels = np.arange(40) % 10
+    model = own_model(task, Training(learning_rate=0.5), 64, labels, noisy=True)
+    server = HalfSpaces(universe=universe, model=model)
+    step = Exposure(sampling_rate=0.25, steps=8, rounds=1)
+    column = server.behind_noise(AddedNoise("step", 2.0, 0.7), step, 20, 3, np.array([7]))
+    assert column.spread == pytest.approx([0.5 * 0.7 * 2.0 / 5 * np.sqrt(8)] * 3)
+    flat = torch.from_numpy(server.rows(np.array([7]), classes=10)[0])
+    x = torch.from_numpy(universe.values).float()
+    for record in (7, 8):
+        at, label = flat.clone().requires_grad_(), torch.tensor([7])
+        loss = task.losses(task.differentiable(at), x[[record]], label, None)
+        (gradient,) = torch.autograd.grad(loss.sum(), at)
+        gradient *= min(1.0, 0.7 / float(gradient.norm()))
+        moved = server.columns(gradient[None, model.second[0]].numpy(), 1)[0, 0]
+        # two visits of a record in eight steps that draw a quarter
+        if record == 7:
+            assert column.signal[0] == pytest.approx(0.5 * 2 / 5 * moved, rel=1e-4, abs=1e-6)
+        assert (record == 7) == bool(np.abs(moved).max() > 0)
+
+
+def right_behind(z, steps=6, rate=1 / 3):
+    """Success of the likelihood ratio of a step that draws the target in `rate` of all steps.
+
+    A match moves the column by almost C in every step that draws it, the ratio expects the mean
+    number of draws, and no other record moves the column.
+    """
+    visits = np.arange(steps + 1)
+    signal, spread = 8 / np.sqrt(65), z * np.sqrt(steps)
+    half = signal * rate * steps / 2
+    found = norm.cdf((visits * signal - half) / spread) @ binom.pmf(visits, steps, rate)
+    return 0.5 * (found + norm.cdf(half / spread))
+
+
+@pytest.mark.parametrize("z", [0.5, 4.0])
+def test_behind_dp_sgd_the_own_model_finds_what_theory_says(z):
+    """Theory: within the 99.9 % interval; and below the ceiling of the round as it was played."""
+    result = behind(z)
+    (bound,) = (b for n, b in result.bounds.items() if n.startswith("as played"))
+    found = result.estimates["success"]
+    right = clopper_pearson(round(found.value * found.n), found.n, 0.999)
+    assert right.low <= right_behind(z) <= right.high
+    assert right_behind(z) < bound.value < right_behind(z) + 0.16
+    assert found.low <= bound.value
+    assert "sampling rate 0.333" in bound.covers
+    assert scores.PLANTED["own_model"] in result.notes
+    assert "success_any_architecture" in result.estimates
+    if z < 1:
+        assert judge(result)[0].verdict == "leak"
+
+
+@pytest.mark.parametrize("protection", ["shuffle", "secure_aggregation"])
+def test_names_taken_away_behind_dp_sgd_leave_the_record_to_be_found(protection):
+    own = {"threshold": 2} if protection == "secure_aggregation" else {}
+    config = {protection: own, "dp_sgd": {"noise_multiplier": 0.2}}
+    result = audited({"adversary": "auto", **NOISY}, training=STEPS, protections=config)
+    assert result.estimates["success"].low > 0.5
+
+
+def test_noise_that_drowns_everything_behind_dp_sgd_leaves_chance():
+    """Null: at z = 1,000 nothing can be found."""
+    result = behind(1000.0)
+    assert result.estimates["success"].low <= 0.5
+    assert not result.test.significant
+
+
+def test_behind_dp_sgd_steps_with_momentum_are_not_played():
+    result = audited(
+        {"adversary": "auto", **NOISY},
+        training={**STEPS, "momentum": 0.5},
+        protections={"dp_sgd": {"noise_multiplier": 1.0}},
+    )
+    assert (result.status, result.need.code) == ("not_applicable", "architecture_fixed")
+    assert "without momentum" in result.need.got
 
 
 def test_an_architecture_that_fits_nothing_excludes_the_attack_by_default():

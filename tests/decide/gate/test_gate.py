@@ -18,7 +18,7 @@ from fedaudit.decide.gate.starting import starting_policy
 from fedaudit.errors import ConfigError, FormatError, IntegrityError, TraceError, UsageError
 from fedaudit.files import Unreadable
 from fedaudit.reporting.rules import VERDICTS
-from fedaudit.results import AuditResult, Bound, Estimate, Underpowered
+from fedaudit.results import AuditResult, Bound, Estimate, Need, Underpowered
 from fedaudit.stats.intervals import wilson
 from fedaudit.study import run as run_one
 from fedaudit.study.seal import seal
@@ -416,6 +416,18 @@ def test_a_disagreement_with_theory_fails(run):
     check = only(run, {"metric": "fingerprint.verdict", "forbid": ["disagreement"]})
     assert check.status == "failed"
     assert check.explanation.startswith(VERDICTS["disagreement"].words)
+
+
+def test_what_was_measured_beside_an_audit_that_does_not_apply_can_be_limited(run):
+    measured = result("active_membership", "success_any_architecture", value=0.6, high=0.65)
+    need = Need(code="architecture_fixed", what="nothing can be planted here")
+    store(run, replace(measured, status="not_applicable", need=need, headline=None))
+    metric = {"metric": "active_membership.success_any_architecture"}
+    assert only(run, {**metric, "at_most": 0.7}).status == "passed"
+    assert only(run, {**metric, "at_most": 0.6}).status == "failed"
+    verdict = only(run, {"metric": "active_membership.verdict"})
+    assert (verdict.status, verdict.code) == ("missing", "architecture_fixed")
+    assert only(run, {"metric": "active_membership.success", "at_most": 0.7}).status == "missing"
 
 
 def test_all_verdicts_are_one_check_per_audit(run):

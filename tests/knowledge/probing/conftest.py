@@ -43,6 +43,7 @@ def _audited(settings, seed=1, as_if=(), other=None, **protections):
             "protections": protections,
             "audits": {
                 "active_membership": {
+                    "adversary": "fc",
                     "games": 200,
                     "client_games": 0,
                     "simulated": 200,
