@@ -44,9 +44,9 @@ runs a part.
   federations of the design less often, that stands below the table.
 
 Square brackets: exact (Clopper-Pearson) 95 % intervals of the rates. n: trained federations without
-and with a leak, and trainings for the coverage, ten of each of up to 20 more federations. In brackets the number of
-tests where the labels of one attack were dealt several times: labels are then independent of the
-attack and of each other, so every deal is a test without a leak.
+and with a leak, and trainings for the coverage, ten of each of up to 20 more federations. In
+brackets the number of tests where the labels of one attack were dealt several times: labels are
+then independent of the attack and of each other, so every deal is a test without a leak.
 """
 
 
@@ -58,8 +58,8 @@ REMARKS = {
     "dealt class mixes do not follow the guesses (mean correlation 0.003 ± 0.027): the test is "
     "exact given the guesses, and no fault was found. The 3 of 20 are put down to chance.",
     "active_membership": "Looked into on 2026-11-19, after 8 of 120 federations without a leak had "
-    "said leak and 5 disagreement. The games against single clients had an error of their own (Holm "
-    "at 2.5 %) beside that of the readings, and every bound was doubted at 2.5 %, although success "
+    "said leak and 5 disagreement. The games against single clients had an error of their own "
+    "(Holm at 2.5 %) beside that of the readings, and every bound was doubted at 2.5 %, although success "
     "lies just at its bound there. Now they share one error, bounds one of 0.1 %; this row "
     "was measured anew with other code and the same federations.",
     "epsilon": "Measured before the epsilon that is checked joined the checks that share 0.1 %; "
