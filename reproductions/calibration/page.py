@@ -59,8 +59,8 @@ REMARKS = {
     "exact given the guesses, and no fault was found. The 3 of 20 are put down to chance.",
     "active_membership": "Looked into on 2026-11-19, after 8 of 120 federations without a leak had "
     "said leak and 5 disagreement. The games against single clients had an error of their own "
-    "(Holm at 2.5 %) beside that of the readings, and every bound was doubted at 2.5 %, although success "
-    "lies just at its bound there. Now they share one error, bounds one of 0.1 %; this row "
+    "(Holm at 2.5 %) beside that of the readings, and every bound was doubted at 2.5 %, although "
+    "success lies just at its bound there. Now they share one error, bounds one of 0.1 %; this row "
     "was measured anew with other code and the same federations.",
     "epsilon": "Measured before the epsilon that is checked joined the checks that share 0.1 %; "
     "each of them has a slightly smaller part of it since.",
