@@ -1,5 +1,6 @@
-# `make audit` and `make test` do everything on a machine that has Python 3.11 to 3.13 and make.
-# No compiler is needed: every dependency has wheels. PYTHON=python3.13 takes another interpreter.
+# `make audit` and `make test` do everything on a machine that has Python 3.11 and make.
+# No compiler is needed: every dependency has wheels. PYTHON=python3.13 takes another interpreter;
+# 3.12 and 3.13 are untested as a whole.
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -13,7 +14,7 @@ COVERAGE ?=
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
-.PHONY: audit test check bench bench-long fuzz nightly calibrate reproduce reproduce-fingerprint reproduce-two-stage reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower nightly-flower test-text nightly-text test-nvflare nightly-nvflare nightly-pfl docs env clean browser axe
+.PHONY: audit test check bench bench-long fuzz nightly calibrate reproduce reproduce-fingerprint reproduce-two-stage reproduce-records reproduce-topology reproduce-attribution reproduce-attribution-smollm reproduce-active-membership reproduce-guard test-flower nightly-flower test-text nightly-text test-nvflare nightly-nvflare nightly-pfl docs env clean browser axe
 
 audit: $(VENV)/core.stamp  ## environment, the built-in experiment, a report
 	$(BIN)/fedaudit run --out $(RUN)
@@ -34,6 +35,7 @@ bench: $(VENV)/dev.stamp .venv-text/stamp  ## speed: every hot path against its 
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/allocation.py
 	$(BIN)/python benchmarks/shadows.py
+	$(BIN)/python benchmarks/membership.py
 	$(BIN)/python benchmarks/attribution.py
 	$(BIN)/python benchmarks/two_stage.py
 	$(BIN)/python benchmarks/games.py
@@ -62,6 +64,9 @@ reproduce-fingerprint: $(VENV)/dev.stamp  ## the tables and figures of one paper
 
 reproduce-two-stage: $(VENV)/dev.stamp
 	$(BIN)/python -m reproductions.two_stage.run
+
+reproduce-records: $(VENV)/dev.stamp
+	$(BIN)/python -m reproductions.records.run
 
 reproduce-topology: $(VENV)/dev.stamp
 	$(BIN)/python -m reproductions.topology.run
@@ -159,7 +164,7 @@ clean:
 	rm -rf $(VENV) site dist .mypy_cache .ruff_cache
 
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11, 3.12 or 3.13 is needed; set PYTHON=/path/to/python"; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or later is needed; set PYTHON=/path/to/python"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/core.stamp: pyproject.toml constraints.txt | $(BIN)/python

@@ -153,8 +153,8 @@ def bounds_in_time(repeats: int) -> dict[str, Any]:
     return {name: middle.median(each) for name, each in taken.items()}
 
 
-def rehearsal(repeats: int) -> dict[str, Any]:
-    """The built-in study's federation with DP-SGD: a rehearsal against the run, both recorded."""
+def rehearsal(repeats: int, hidden: int) -> dict[str, Any]:
+    """Digits at twenty clients with DP-SGD: a rehearsal against the run, both recorded."""
     from fedaudit.audits.epsilon import EpsilonAudit
     from fedaudit.knowledge.rehearsal import rehearsals_of
     from fedaudit.randomness import Seed
@@ -162,7 +162,7 @@ def rehearsal(repeats: int) -> dict[str, Any]:
     from fedaudit.setup.prepare import build
     from fedaudit.trace import MemoryRecorder
 
-    federation, _ = build(load(WORKLOAD))
+    federation, _ = build(load(WORKLOAD | {"task": {"kind": "mlp", "hidden": [hidden]}}))
     audit = EpsilonAudit()
     taken = interleaved(
         {
@@ -182,7 +182,6 @@ WORKLOAD: dict[str, Any] = {
     "seed": 1,
     "data": {"name": "digits"},
     "federation": {"clients": 20, "rounds": 20},
-    "task": {"kind": "mlp", "hidden": [128]},
     "training": {"learning_rate": 0.1, "batch_size": 16, "epochs": 2},
     "protections": {"dp_sgd": {"noise_multiplier": 1.0}},
 }
@@ -283,7 +282,10 @@ def main() -> None:
     elif args.peer or args.peer_python:
         out = {"peer": against_peer(args.peer_python or peer_python())}
     else:
-        out = {"bounds": bounds_in_time(args.repeats), "rehearsal": rehearsal(args.repeats)}
+        out = {
+            "bounds": bounds_in_time(args.repeats),
+            "rehearsal": {hidden: rehearsal(args.repeats, hidden) for hidden in (128, 1024)},
+        }
     print(json.dumps(out, indent=2))
     print("load average", os.getloadavg())
     if args.json:

@@ -7,7 +7,8 @@ pairs     most opposite and most similar other row of every row (R, n): blocks o
           `sklearn.metrics.pairwise.cosine_similarity` of the whole matrix with its extremes taken.
 model     all checks on the weights of one model, against one local epoch of training it on 200
           records: what a guard adds to a round.
-behave    exposure of 200 records over that epoch, and tampering per model compared, in epochs.
+behave    exposure of 200 records over that epoch (of which its local steps, which it repeats on a
+          copy), and tampering of a new model beside a history of eleven, in epochs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import nn
 
 from fedaudit.protections.guard import LocalSteps, guard, local_steps
 from fedaudit.protections.guard.exposure import exposure
-from fedaudit.protections.guard.tampering import tampering
+from fedaudit.protections.guard.tampering import ROUNDS, ModelHistory
 from fedaudit.protections.guard.twins import extremes
 from fedaudit.tasks import models
 
@@ -101,19 +102,25 @@ def behaviour(repeats: int, records: int = 200) -> dict[str, Any]:
     steps = LocalSteps(learning_rate=1e-4, batch_size=16)
     for name, (module, shape) in cases().items():
         x, y = torch.randn(records, *shape), torch.randint(0, 10, (records,))
+        history = ModelHistory(x, y)
+        for _ in range(max(ROUNDS) + 1):
+            epoch(module, shape)
+            history.add(module)
         taken = interleaved(
             {
                 "exposure": lambda m=module, x=x, y=y: exposure(
                     local_steps.run(m, x, y, steps).values()
                 ),
-                "tampering": lambda m=module, x=x, y=y: tampering([m] * 3, x, y),
+                "steps": lambda m=module, x=x, y=y: local_steps.run(m, x, y, steps),
+                "tampering": lambda m=module, h=history: h.judge(m),
                 "epoch": lambda m=module, s=shape: epoch(m, s, records),
             },
             repeats,
         )
         out[name] = {
             "exposure_epochs": 1 / ratio(taken["epoch"], taken["exposure"]),
-            "tampering_epochs_per_model": 1 / ratio(taken["epoch"], taken["tampering"]) / 3,
+            "of_which_steps": 1 / ratio(taken["epoch"], taken["steps"]),
+            "tampering_epochs": 1 / ratio(taken["epoch"], taken["tampering"]),
         }
     return out
 

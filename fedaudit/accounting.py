@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,9 @@ Accountant = Literal["pld", "rdp"]
 ORDERS = np.array([1 + i / 10 for i in range(1, 100)] + list(range(12, 64)), dtype=np.float64)
 """Renyi orders of the published figures: 1.1 to 10.9 in steps of 0.1, then 12 to 63."""
 
+_LARGEST_LOSS = 700.0
+"""Epsilons from here on promise nothing: e^epsilon overflows soon after."""
+
 FINE = 0.3
 """Noise multipliers below it have privacy losses too large for a fine grid."""
 _DISCRETISATION = 1e-3  # of privacy losses; rounds upwards, so a coarser grid stays valid
@@ -40,7 +43,9 @@ _DISCRETISATION = 1e-3  # of privacy losses; rounds upwards, so a coarser grid s
 class Guarantee:
     """(epsilon, delta)-differential privacy of `unit` under `relation`, if `trust` is honest.
 
-    `covers` describes the composition (steps, rounds); `by` names the accountant.
+    `covers` describes the composition (steps, rounds); `by` names the accountant. Of composed
+    Gaussian steps, `noise_multiplier` and `exposure` give the whole curve, of which (epsilon,
+    delta) is one point.
     """
 
     epsilon: float
@@ -50,17 +55,27 @@ class Guarantee:
     trust: str = ""
     covers: str = ""
     by: str = "pld"
+    noise_multiplier: float | None = None
+    exposure: Exposure | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        raw = asdict(self)
+        raw = {k: v for k, v in asdict(self).items() if v is not None}
         raw["epsilon"] = json_number(self.epsilon)
         return raw
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Guarantee:
-        values = dict(raw)
+        values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
         values["epsilon"] = float(values["epsilon"])
+        if isinstance(values.get("exposure"), Mapping):
+            values["exposure"] = Exposure(**values["exposure"])
         return cls(**values)
+
+    def curve(self) -> PrivacyCurve:
+        """The trade-off curve: of the whole composition if it is known, else of one point."""
+        if self.exposure is not None and self.noise_multiplier is not None:
+            return privacy_curve(self.exposure, self.noise_multiplier, relation=self.relation)
+        return PrivacyCurve.of_point(self.epsilon, self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +267,59 @@ class PrivacyCurve:
     deltas: npt.NDArray[np.float64]
     shift: float | None = None
 
+    @classmethod
+    def of_point(cls, epsilon: float, delta: float) -> PrivacyCurve:
+        """The curve of (epsilon, delta) alone, in both directions."""
+        e = min(epsilon, _LARGEST_LOSS)
+        given = delta if e == epsilon else 1.0
+        return cls(np.array([-e, e]), np.array([1 - math.exp(-e) * (1 - given), given]))
+
+    @classmethod
+    def weakest(cls, curves: Sequence[PrivacyCurve]) -> PrivacyCurve:
+        """A curve that lies above all of these: it bounds units pooled under any of them."""
+        shifts = [c.shift for c in curves]
+        if len({id(c) for c in curves}) == 1:
+            return curves[0]
+        if None not in shifts:
+            return cls(np.zeros(1), np.zeros(1), max(s for s in shifts if s is not None))
+        grids = [c.epsilons for c in curves if c.shift is None]
+        grid = np.unique(np.concatenate(grids))
+        return cls(grid, np.max([c.deltas_at(grid) for c in curves], axis=0))
+
+    def deltas_at(self, epsilons: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Deltas (m,) at other epsilons (m,), rounded upwards: delta is convex in e^epsilon."""
+        if self.shift is not None:
+            if self.shift == 0 or math.isinf(self.shift):
+                none = np.maximum(0.0, 1 - np.exp(epsilons))
+                return none if self.shift == 0 else np.ones_like(epsilons)
+            from scipy.special import ndtr
+
+            half, other = self.shift / 2, epsilons / self.shift
+            exact = ndtr(half - other) - np.exp(epsilons) * ndtr(-half - other)
+            return np.asarray(np.clip(exact, 0.0, 1.0))
+        between = np.interp(np.exp(epsilons), np.exp(self.epsilons), self.deltas)
+        return np.asarray(np.where(epsilons < self.epsilons[0], 1.0, between))
+
+    def most_true(self, false_positive: float) -> float:
+        """The largest true-positive rate that is possible at a false-positive rate."""
+        f = min(max(false_positive, 0.0), 1.0)
+        if self.shift is not None:
+            from scipy.special import ndtr, ndtri
+
+            return 1.0 if math.isinf(self.shift) else float(ndtr(ndtri(f) + self.shift))
+        return max(f, min(1.0, float((np.exp(self.epsilons) * f + self.deltas).min())))
+
+    @cached_property
+    def area(self) -> float:
+        """The largest area under an ROC curve, rounded upwards by at most 0.001."""
+        if self.shift is not None:
+            from scipy.special import ndtr
+
+            return float(ndtr(self.shift / math.sqrt(2.0)))
+        rates = np.concatenate([[0.0], np.logspace(-6, -2, 200), np.linspace(0.011, 1.0, 990)])
+        heights = np.array([self.most_true(float(f)) for f in rates[1:]])
+        return float(heights @ np.diff(rates))  # the curve grows: right ends bound it
+
     @cached_property
     def total_variation(self) -> float:
         """Delta at epsilon 0: no adversary guesses a fair coin correctly more often than
@@ -260,7 +328,7 @@ class PrivacyCurve:
             from scipy.special import ndtr
 
             return float(2 * ndtr(self.shift / 2) - 1)
-        return min(1.0, float(np.interp(0.0, self.epsilons, self.deltas)))
+        return min(1.0, float(self.deltas_at(np.zeros(1))[0]))
 
     @cached_property
     def _pieces(self) -> tuple[list[float], list[float], list[float]]:
@@ -559,6 +627,40 @@ def opacus_history(state: Mapping[str, Any]) -> list[tuple[float, float, int]]:
             remedy="pass privacy_engine.accountant.state_dict()",
         ) from None
     return history
+
+
+def history_of(accountant: Any) -> list[tuple[float, float, int]]:
+    """(noise multiplier, sampling rate, steps) that an accountant counted.
+
+    Of Opacus, or of dp-accounting: an accountant, or an event made of Gaussian releases of Poisson
+    samples.
+    """
+    if hasattr(accountant, "state_dict"):
+        return opacus_history(accountant.state_dict())
+    return _event_history(getattr(accountant, "ledger", accountant), 1)
+
+
+def _event_history(event: Any, times: int) -> list[tuple[float, float, int]]:
+    import dp_accounting
+
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return [step for part in event.events for step in _event_history(part, times)]
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return _event_history(event.event, times * int(event.count))
+    if isinstance(event, dp_accounting.NoOpDpEvent):
+        return []
+    rate = 1.0
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        rate, event = float(event.sampling_probability), event.event
+    if not isinstance(event, dp_accounting.GaussianDpEvent):
+        raise UsageError(
+            "this accountant counts releases that are no noisy sums of Poisson samples",
+            expected="an Opacus accountant, or dp-accounting's GaussianDpEvent, sampled by "
+            "PoissonSampledDpEvent or not, composed",
+            got=type(event).__name__,
+            remedy="declare the history in these events, if they describe what was done",
+        )
+    return [(float(event.noise_multiplier), rate, times)]
 
 
 def from_opacus(state: Mapping[str, Any], delta: float, *, unit: Unit = "record") -> Guarantee:

@@ -154,6 +154,8 @@ GUARANTEE: Shape = {
     "covers?": str,
     "suspect?": str,
     "by?": str,
+    "noise_multiplier?": float,
+    "exposure?": {"sampling_rate": float, "steps": int, "rounds": int},
 }
 GUARANTEES: Shape = {str: {str: GUARANTEE}}
 """Protection -> client -> guarantee."""

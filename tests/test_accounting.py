@@ -1,5 +1,6 @@
 """Epsilons match published figures and Opacus, and are ordered correctly."""
 
+import json
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from fedaudit.accounting import (
     ORDERS,
     Exposure,
     Guarantee,
+    PrivacyCurve,
     _composed_losses,
     amplified_by_shuffling,
     calibrate,
@@ -25,6 +27,7 @@ from fedaudit.accounting import (
     trade_off,
 )
 from fedaudit.errors import ConfigError, UsageError
+from fedaudit.protections.dp_sgd import DPSGD
 
 NEWS = {0.5: 10.87, 1.0: 2.216, 1.5: 0.935}
 DIALOGUE = {0.5: 12.67, 1.0: 3.095, 1.5: 1.426}
@@ -276,3 +279,46 @@ def test_a_curve_of_whole_batches_is_one_gaussian():
     assert curve.epsilon_at(1e-5) == pytest.approx(epsilon(exposure, 2.0, 1e-5), rel=2e-3)
     assert curve.least_false(0.5) == pytest.approx(0.15865525, abs=1e-7)
     assert curve.least_false(0.0) == 0.0
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (0.5, 1e-5), (3.0, 0.01), (600.0, 0.0)])
+def test_the_curve_of_one_point_is_the_known_tent(epsilon, delta):
+    curve = PrivacyCurve.of_point(epsilon, delta)
+    rates = np.linspace(0.0, 1.0, 2001)
+    tent = np.minimum(1.0, np.exp(epsilon) * rates + delta)
+    tent = np.minimum(tent, 1.0 - np.exp(-epsilon) * (1.0 - delta - rates))
+    assert [curve.most_true(f) for f in rates] == pytest.approx(np.maximum(tent, rates), abs=1e-12)
+    assert curve.area == pytest.approx(np.trapezoid(tent, rates), abs=2e-3)
+    assert curve.total_variation == pytest.approx((tent - rates).max(), abs=1e-3)
+    assert PrivacyCurve.of_point(900.0, delta).most_true(0.0) == 1.0
+
+
+def test_true_and_false_positives_of_a_curve_are_inverses():
+    curve = privacy_curve(Exposure(sampling_rate=0.2, steps=5, rounds=10), 1.0)
+    for f in (0.001, 0.05, 0.3):
+        assert curve.least_false(curve.most_true(f)) == pytest.approx(f, rel=1e-6)
+
+
+@pytest.mark.parametrize("rates", [(0.2, 0.05), (1.0, 1.0), (1.0, 0.2)])
+def test_the_weakest_of_several_curves_lies_above_all_of_them_and_their_mixtures(rates):
+    schedules = [
+        Exposure(sampling_rate=q, steps=4, rounds=k) for q, k in zip(rates, (3, 9), strict=True)
+    ]
+    curves = [privacy_curve(e, 1.0) for e in schedules]
+    bound = PrivacyCurve.weakest(curves)
+    for f in (0.0, 1e-3, 0.01, 0.1, 0.5, 1.0):
+        own = [c.most_true(f) for c in curves]
+        assert bound.most_true(f) >= max(own) - 1e-9
+        pooled = 0.5 * (curves[0].most_true(0.5 * f) + curves[1].most_true(1.5 * f))
+        assert 1.5 * f > 1 or bound.most_true(f) >= pooled - 1e-9
+    assert PrivacyCurve.weakest(curves[:1]) is curves[0]
+
+
+def test_the_curve_of_a_guarantee_survives_a_round_trip():
+    schedule = Exposure(sampling_rate=0.2, steps=5, rounds=10)
+    given = DPSGD(noise_multiplier=1.0).guarantee(0, schedule)
+    read = Guarantee.from_dict(json.loads(json.dumps(given.to_dict())))
+    assert read == given
+    assert read.curve().epsilon_at(1e-5) == pytest.approx(given.epsilon, rel=0.01)
+    point = PrivacyCurve.of_point(given.epsilon, given.delta)
+    assert all(read.curve().most_true(f) <= point.most_true(f) + 1e-3 for f in (0.01, 0.1, 0.5))

@@ -28,7 +28,7 @@ class Measure:
     method, channel or rate, as in "explained (weights)". `worse` is the direction in which the
     measure gets worse, `unit` its unit, `words` its description in plain English.
     `above_non_members`: only the excess over the baseline counts, because the same number can rise
-    on non-members too.
+    on non-members too. `given`: in a few words, what it assumes beyond the headline.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Measure:
     unit: str
     words: str
     above_non_members: bool = False
+    given: str = ""
 
 
 @dataclass(frozen=True)

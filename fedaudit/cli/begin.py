@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedaudit.cli.app import new_app
-from fedaudit.cli.output import AsJson
+from fedaudit.cli.output import AsJson, console
 from fedaudit.codec import to_json
 from fedaudit.data.files import OpenQuestion
 from fedaudit.data.files.sites import FILE, FOLDER
@@ -63,6 +64,15 @@ def _ask(question: OpenQuestion) -> str:
 READINGS = {FILE: "each file of the folder", FOLDER: "each folder in the folder"}
 
 
+def _print_choice(line: str) -> None:
+    """A choice in lines that fit the terminal; further lines are indented."""
+    before = line[: len(line) - len(line.lstrip())] or "  "
+    for part in textwrap.wrap(
+        line, console().width, subsequent_indent=before, break_on_hyphens=False
+    ):
+        typer.echo(part)
+
+
 @app.command("init")
 def init_command(
     source: Annotated[
@@ -105,5 +115,5 @@ def init_command(
         ask=_ask if sys.stdin.isatty() and sys.stdout.isatty() else None,
     )
     for choice in written.choices:
-        typer.echo(clean(choice.line))
+        _print_choice(clean(choice.line))
     typer.echo(f"wrote {written.path}; next: fedaudit run {written.path}")

@@ -251,6 +251,15 @@ def audit_command(
             help="Run code that the folder's stored config names (task.factory). Read it first.",
         ),
     ] = False,
+    show_records: Annotated[
+        Path | None,
+        typer.Option(
+            "--show-records",
+            metavar="FILE.html",
+            help="Write training records beside what reconstruction rebuilt of them into a private "
+            "page. Reports never show any.",
+        ),
+    ] = None,
     workers: SplitWork = None,
     fresh: Fresh = False,
     names: Names = False,
@@ -277,6 +286,13 @@ def audit_command(
             got="--compare-as with one of them, or with several recordings",
             remedy="fedaudit audit TRACE --compare-as shuffle --compare-as secure_sum",
         )
+    if show_records is not None and (compare_as or len(recordings) > 1):
+        raise UsageError(
+            "--show-records shows one recording",
+            expected="one recording, without --compare-as",
+            got="--compare-as" if compare_as else f"{len(recordings)} recordings",
+            remedy="name one of them",
+        )
     reuses: list[tuple[str, Any]] = []
     with interruptible(again()), Bar(quiet or as_json, tenths=verbose) as bar:
         starting(bar, "audit")
@@ -299,6 +315,7 @@ def audit_command(
             names=names,
             fresh=fresh,
             trust_code=trust_code,
+            show_records=show_records,
             progress=bar,
         )
         results = []

@@ -20,7 +20,7 @@ from fedaudit.reporting.text import clean
 from fedaudit.study.folders import entries, is_study, places, runs_at
 from fedaudit.study.purge import RECORDED, find, purge
 from fedaudit.study.seal import SEAL, SIGNATURE, examine_run, sign
-from fedaudit.trace import Trace
+from fedaudit.trace import PUBLIC, Trace
 from fedaudit.trace.examination import examine
 from fedaudit.trace.health import CODES, Health, Problem
 from fedaudit.trace.schema import hub_depths
@@ -187,7 +187,7 @@ def pseudonymous(health: Health, federation: Mapping[str, Any]) -> Health:
     hubs = hub_depths(federation)
     named = [p.party for p in health.problems if p.party is not None]
     everyone = [*federation.get("clients", ()), *health.by_party, *named]
-    new = pseudonyms([name for name in everyone if name not in hubs])
+    new = pseudonyms([name for name in everyone if name not in {*hubs, PUBLIC}])
     by = Renaming(new)
     return replace(
         health,

@@ -13,6 +13,7 @@ from fedaudit.audits.outright import without_config
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.knowledge.candidates import candidates, candidates_and_enrolled, halves, population
 from fedaudit.knowledge.dishonest import planted_rounds
+from fedaudit.knowledge.groups import groups_of
 from fedaudit.knowledge.noise import noise_of
 from fedaudit.knowledge.owner_marks import OwnerMarks, missing_marks
 from fedaudit.knowledge.prior import prior_of
@@ -121,7 +122,10 @@ class KnowledgeBuilder:
             candidates=pools,
             noise=self._noise,
             shadows=replace(shadows, planted=planted, online=audit.online),
-            extra={"population": population(own, audit.population, self._seed)},
+            extra={
+                "population": population(own, audit.population, self._seed),
+                "groups": groups_of(asked, pools, audit.group, f"audits.{audit.name}"),
+            },
             notes=(
                 *notes,
                 f"the adversary has {len(shadows.corpus):,} records of its own: each shadow's "

@@ -19,7 +19,7 @@ from fedaudit.audits.active_membership.own_model import OwnModel
 from fedaudit.audits.active_membership.probe import Planting
 from fedaudit.audits.reconstruction.dishonest import PlantedRound
 from fedaudit.audits.reconstruction.planting import Kind, PlantedLayers, plant
-from fedaudit.audits.reconstruction.rows import EVERYBODY, rows_of
+from fedaudit.audits.records.seen import EVERYBODY, rows_of
 from fedaudit.errors import FedauditError, NotApplicable
 from fedaudit.knowledge.probing.own_model import own_model
 from fedaudit.knowledge.records import Records

@@ -104,7 +104,8 @@ def _rehearse_records(
     federation: Federation, audit: EpsilonAudit, seed: Seed, promises: tuple[Promise, ...]
 ) -> Rehearsed:
     """A rehearsal whose canaries are examples of the clients."""
-    records = _record_canaries(federation, audit, seed)
+    summed = _summed(federation, audit)
+    records = [] if summed else _record_canaries(federation, audit, seed)
     if not records and not audit.gradients:
         raise NotApplicable(
             "this task has no record canaries",
@@ -116,7 +117,9 @@ def _rehearse_records(
     playing, canaries, coins = plant(federation, audit, seed, promises, records)
     played = replace(playing, seed=Seed(seed.key("federation")))
     trace, held = recorded(played)
-    notes = (PATH,) if records else (PATH, "no record canaries: " + NO_RECORDS)
+    notes = (
+        (PATH,) if records else (PATH, f"no record canaries: {SUMMED if summed else NO_RECORDS}")
+    )
     # another seed draws other participants, who take part in other numbers of rounds
     own = promises_of(played)
     assert own is not None
@@ -136,8 +139,9 @@ def _as_seen(
     """A played federation as its adversary sees it, and which step drew which canary."""
     planted: Any = played.clients_data.planted
     drawn, batches = _draws(planted, len(canaries))
-    scale = _scale(played)
-    changed = _changed_afterwards(played)
+    summed = _summed(played, audit)
+    scale, changed = _scale(played, summed), _changed_afterwards(played, summed)
+    sizes = played.clients_data.sizes.astype(np.float64)
     if changed:
         notes = (*notes, f"uploads change after training ({changed}): no gain, no noise is read")
     seen = Rehearsal(
@@ -149,8 +153,29 @@ def _as_seen(
         batches=batches,
         single=played.clients_data.person is None,
         notes=notes,
+        release="sums" if summed else "steps",
+        server=(played.rounds.server_learning_rate, 0.0),
+        weights=sizes if played.rounds.weighting == "size" else np.ones(len(sizes)),
     )
     return seen, drawn
+
+
+SUMMED = "they are read in single uploads, and only sums are seen"
+
+
+def _summed(federation: Federation, audit: EpsilonAudit) -> bool:
+    """Whether the vantage sees clients as sums alone, whose weights and noise are known.
+
+    Then the model's movement shows them; who dropped out of a sum is not known, though.
+    """
+    rounds, hooks = federation.rounds, federation.protections
+    if rounds.aggregation == "gossip" or rounds.server_momentum:
+        return False
+    if any(h.only_sums for h in hooks):
+        whole = not any(getattr(h, "dropout", 0.0) for h in hooks)
+    else:
+        whole = "server" not in audit.vantage.split("+")
+    return whole and _scale(federation, summed=True) is not None
 
 
 def production_of(
@@ -374,18 +399,21 @@ def _draws(planted: PlantedExamples, canaries: int) -> tuple[Bools, Any]:
     """Which step drew which canary (m, steps), and the batches without them."""
     batches = np.concatenate(planted.batches) if planted.batches else np.zeros((0, 5), np.int64)
     draws = np.concatenate(planted.draws) if planted.draws else np.zeros((0, 4), np.int64)
-    at = np.unique(batches[:, :2], axis=0)
-    step = {tuple(row): i for i, row in enumerate(at.tolist())}
-    drawn = np.zeros((canaries, max(1, len(at))), dtype=bool)
-    own = {(*row[:3],): i for i, row in enumerate(batches.tolist())}
+    steps, clients = (1 + int(batches[:, c].max(initial=0)) for c in (1, 2))
+    # one number for every (round, step), and for every (round, step, client)
+    at, of_draw = batches[:, 0] * steps + batches[:, 1], draws[:, 0] * steps + draws[:, 1]
+    column = np.unique(at)
+    drawn = np.zeros((canaries, max(1, len(column))), dtype=bool)
+    drawn[draws[:, 3], np.searchsorted(column, of_draw)] = True
+    own = at * clients + batches[:, 2]
+    order = np.argsort(own)
+    row = order[np.searchsorted(own, of_draw * clients + draws[:, 2], sorter=order)]
     plain = batches.copy()
-    for t, s, client, canary in draws.tolist():
-        drawn[canary, step[t, s]] = True
-        plain[own[t, s, client], 3] -= 1
+    plain[:, 3] -= np.bincount(row, minlength=len(plain))
     return drawn, plain
 
 
-def _scale(federation: Federation) -> Floats | None:
+def _scale(federation: Federation, summed: bool) -> Floats | None:
     """Learning rate over the divisor of each client's batch sums.
 
     None if an upload is no such sum: the optimiser has a memory, or a protection changes it.
@@ -393,16 +421,20 @@ def _scale(federation: Federation) -> Floats | None:
     training = federation.training
     if training.optimizer != "sgd" or training.momentum or training.weight_decay:
         return None
-    if _changed_afterwards(federation):
+    if _changed_afterwards(federation, summed):
         return None
     sizes = federation.clients_data.sizes
     divisor = np.array([training.expected_batch(int(n)) for n in sizes], dtype=np.float64)
     return training.learning_rate / divisor
 
 
-def _changed_afterwards(federation: Federation) -> str:
-    """Names of the protections that may change a row between training and the wire."""
-    changing = [h for h in federation.protections if h.acts_at("upload") and not h.keeps_rows]
+def _changed_afterwards(federation: Federation, summed: bool) -> str:
+    """Names of the protections that may change a row, or a sum of rows, before it is seen."""
+    changing = [
+        h
+        for h in federation.protections
+        if h.acts_at("upload") and not h.keeps_rows and not (summed and h.only_sums)
+    ]
     return ", ".join(h.name or type(h).__name__ for h in changing)
 
 

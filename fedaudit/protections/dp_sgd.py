@@ -149,6 +149,8 @@ class DPSGD(Hook):
             covers=f"{exposure.steps} steps x {exposure.rounds} rounds, "
             f"q = {exposure.sampling_rate:.4g}, z = {z:g}",
             by=self.accountant,
+            noise_multiplier=z,
+            exposure=exposure,
         )
 
     def resolved(self, exposures: Sequence[Exposure]) -> DPSGD:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit.errors import LimitBroken, UsageError
-from fedaudit.trace.limits import FAULTS
+from fedaudit.trace.limits import FAULTS, reason_of
 
 log = logging.getLogger("fedaudit.recorder")
 
@@ -40,7 +40,7 @@ class RoundWatch:
             readings = self._watch.update(path)
         except FAULTS as error:
             self._faulty = True
-            log.error("fedaudit does not watch %s any more: %s", path, " ".join(str(error).split()))
+            log.error("fedaudit does not watch %s any more: %s", path, reason_of(error))
             return
         for reading in readings:
             if not reading.broken:

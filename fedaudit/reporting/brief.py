@@ -93,10 +93,8 @@ def _table(parts: Sequence[FederationSummary], width: int, left: int) -> list[Li
     the worst questions only; or counts."""
     asked = len(parts[0].rows) if len(parts) == 1 else 0
     for kept in range(asked, min(asked, max(asked // 2, FEWEST)) - 1, -1):
-        more = [] if kept == asked else [f"and {asked - kept} more: see the report"]
         for numbers in ("all", "leaks", "none") if kept else ():
             made = _matrix(parts[0], numbers, kept)
-            made += [(StyledText(text, "dim"),) for text in more]
             if len(made) <= left and max(map(_length, made)) <= width:
                 return made
     return _counts(parts, width, left)
@@ -106,6 +104,8 @@ def _matrix(part: FederationSummary, numbers: str, kept: int) -> list[Line]:
     """The first `kept` questions down, protections across; `numbers` in "all" cells, those of
     "leaks" or "none"."""
     rows = [(r.question, [_piece(c, numbers) for c in r.cells]) for r in part.rows[:kept]]
+    if left := len(part.rows) - kept:
+        rows.append((f"({left} more: see the report)", [StyledText("")] * len(part.variants)))
     rows += [
         (row.label, [StyledText(t, "dim") for t in row.short]) for row in part.costs if row.short
     ]

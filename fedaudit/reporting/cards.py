@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
 from fedaudit.reporting.audit import AuditSection, by_audit
-from fedaudit.reporting.findings import ORDER, against, number
+from fedaudit.reporting.findings import ORDER, number
 from fedaudit.reporting.first_page import (
     LEAKING,
     OPEN,
@@ -80,15 +80,9 @@ def _part(part: FederationOverview, q: QuestionRow, *, named: bool) -> CardPart:
             rows.append(ScaleRow(name, "not_asked", "not asked"))
             continue
         percent = percent or a.percent
-        f, e = a.finding, decisive(a).estimate
-        bound = next((b.value for b in a.bounds if math.isfinite(b.value)), None)
-        words = label_of(f).words
-        rows.append(ScaleRow(name, f.verdict, words, f.estimate, bound, _shows(a)))
-        if e is not None and decisive(a).measure != f.measure:
-            unit, share = unit_of(a)
-            what = f"{unit} {number(e.value, share)}".lstrip()
-            what += f" ({span(e, share)}, {a.against} {against(e, share)})"
-            lines.append(f"“{name}”: another reading decided, {what}.")
+        rows.append(_row(name, a))
+        if (shown := decisive(a)).estimate is not None and shown.measure != a.finding.measure:
+            lines.append(f"“{name}”: {_decided(a)}")
     helped, more = _helps(part, q)
     return CardPart(
         heading=part.federation if named else "",
@@ -97,6 +91,32 @@ def _part(part: FederationOverview, q: QuestionRow, *, named: bool) -> CardPart:
         helped=tuple(helped),
         lines=(*lines, *more),
     )
+
+
+def _row(name: str, a: VariantAnswer) -> ScaleRow:
+    """The number that the first page shows; bounds are on the headline."""
+    (measure, e), (unit, percent) = decisive(a), unit_of(a)
+    row = ScaleRow(
+        name, a.finding.verdict, label_of(a.finding).words, e, unit=unit, percent=percent
+    )
+    if measure != a.finding.measure:
+        return row
+    bound = next((b.value for b in a.bounds if math.isfinite(b.value)), None)
+    return replace(row, bound=bound, shows=_shows(a))
+
+
+def _decided(a: VariantAnswer) -> str:
+    """What is shown in place of the headline, and the headline's value."""
+    shown, e = decisive(a).measure, a.finding.estimate
+    text = f"shown is {_spoken(shown)}, which decided"
+    if e is None or a.finding.measure is None:
+        return f"{text}."
+    value = f"{number(e.value, a.percent)} ({span(e, a.percent)}, {a.against} {a.chance})"
+    return f"{text}; {_spoken(a.finding.measure)} is {value}."
+
+
+def _spoken(measure: str) -> str:
+    return " ".join("AUC" if word == "auc" else word for word in measure.replace("_", " ").split())
 
 
 def _shows(a: VariantAnswer) -> float | None:

@@ -70,14 +70,25 @@ def lines(columns: Columns, drawing: CurveDrawing, size: Size) -> str:
 
 
 def roc(columns: Columns, drawing: CurveDrawing, size: Size) -> str:
-    """True over false positives, both logarithmic: few false alarms matter most."""
+    """True over false positives, both logarithmic: few false alarms matter most.
+
+    Further columns are ceilings, dashed.
+    """
     x, y = drawing.axes
     xs, ys = columns[x], columns[y]
     low = min((v for v in (*xs, *ys) if v > 0), default=0.1) / 1.2
     return plots.draw(
         plots.PlotAxis(x, low, 1.0, log=True),
         plots.PlotAxis(y, low, 1.0, log=True),
-        [plots.Guide("chance"), plots.Polyline("", tuple(zip(xs, ys, strict=True)))],
+        [
+            plots.Guide("chance"),
+            plots.Polyline("", tuple(zip(xs, ys, strict=True))),
+            *(
+                plots.Polyline(name, tuple(zip(xs, columns[name], strict=True)), dashed=True)
+                for name in columns
+                if name not in drawing.axes
+            ),
+        ],
         width=size[0],
         height=size[1],
         inline=True,

@@ -167,7 +167,7 @@ def _cell(answers: Sequence[VariantAnswer]) -> MatrixCell:
         facts = [counted[e.value != 1], *facts]
     if e.baseline:  # a baseline of zero needs no words
         facts.append(f"{a.against} {against(e, percent)}")
-    beside = ", ".join(filter(None, [*facts, _corrected(a, e)]))
+    beside = ", ".join(filter(None, [*facts, _corrected(a, e), granted(a)]))
     return MatrixCell(a.finding.verdict, words, whole(shown.lstrip()), whole(beside))
 
 
@@ -179,6 +179,21 @@ def _corrected(a: VariantAnswer, e: Estimate) -> str:
         return ""
     beyond = not e.low <= e.baseline <= e.high
     return "" if beyond == test.significant else f"corrected p {test.p_value:.2g}"
+
+
+def granted(a: VariantAnswer) -> str:
+    """What a stronger observer reaches where no leak showed: "but 100 % if ..."; else empty."""
+    if a.finding.verdict != "no_evidence" or a.result is None:
+        return ""
+    declared = facts_of(a.finding.audit)
+    for name, e in a.result.estimates.items():
+        measure = declared.measure(name)
+        if measure is None or not measure.given or e.baseline is None:
+            continue
+        if measure.worse * (e.low if measure.worse > 0 else e.high) > measure.worse * e.baseline:
+            shown = number(e.value, measure.unit.startswith("share"))
+            return f"but {shown} if {measure.given}"
+    return ""
 
 
 def whole(text: str) -> str:
@@ -345,15 +360,22 @@ def own_intervals(result: AuditResult) -> dict[str, float]:
 def severity(a: VariantAnswer) -> tuple[float, ...]:
     """Sort key, worst first: verdict, attacks before declarations, records before clients, then the
     share of the way from chance to the most that is possible."""
-    e, f = a.finding.estimate, a.finding
-    way = 0.0
-    if e is not None:
-        base = e.baseline or 0.0
-        if a.result is not None and not a.result.greater_is_leak:
-            way = (base - e.high) / base if base > 0 else 0.0
-        elif max(e.value, e.low, base) <= 1 and base < 1:
-            way = (e.low - base) / (1 - base)
-    return ORDER[f.verdict], *consequence(f.audit), -f.known, -way
+    f = a.finding
+    return ORDER[f.verdict], *consequence(f.audit), -f.known, -_way(a)
+
+
+def _way(a: VariantAnswer) -> float:
+    """Share of the way from chance to the most that the near end of the interval has gone; 0 for
+    what is no share."""
+    e = a.finding.estimate
+    if e is None:
+        return 0.0
+    base = e.baseline or 0.0
+    if a.result is not None and not a.result.greater_is_leak:
+        return (base - e.high) / base if base > 0 else 0.0
+    if max(e.value, e.low, base) <= 1 and base < 1:
+        return (e.low - base) / (1 - base)
+    return 0.0
 
 
 def _of_variant(part: FederationOverview, i: int) -> list[VariantAnswer]:
@@ -421,11 +443,13 @@ class Alternative:
     def rank(self) -> tuple[float, ...]:
         # a question that was not answered may hide a leak
         still_open = len(self.unsure) + len(self.unasked)
-        return len(self.leaks) + still_open, len(self.leaks), self.lost, self.trusted
+        # of as many leaks, the weaker ones; a tenth of the way is no difference
+        way = round(sum(max(_way(a), 0.0) for a in self.leaks), 1)
+        return len(self.leaks) + still_open, len(self.leaks), way, self.lost, self.trusted
 
 
 def best_alternative(part: FederationOverview) -> Alternative | None:
-    """The measured protection that leaves least, at equal leaks the one that costs least."""
+    """The measured protection that leaves fewest and weakest leaks, of equals the cheapest."""
     others = [_alternative_at(part, i) for i in range(1, len(part.chapters))]
     return min(others, key=lambda a: a.rank, default=None)
 
@@ -434,7 +458,7 @@ def _alternative_at(part: FederationOverview, i: int) -> Alternative:
     unsure, unasked = [], []
     for q in part.questions:
         before, now = worst_of(q.answers[0]), worst_of(q.answers[i])
-        if now is not None and now.finding.verdict in OPEN:
+        if now is not None and (now.finding.verdict in OPEN or granted(now)):
             unsure.append(short_question(q))
         elif now is None and before is not None and before.finding.verdict in LEAKING:
             unasked.append(short_question(q))
@@ -458,7 +482,11 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
     named = f"“{part.variants[best.index]}”" + (f" (epsilon {eps})" if eps else "")
     left = []
     if best.leaks:
-        titles = [f"“{short_question(_row_of(part, a))}”" for a in best.leaks]
+        titles = [
+            f"“{short_question(_row_of(part, a))}”"
+            + (f" ({n})" if (n := _cell([a]).number) else "")
+            for a in best.leaks
+        ]
         more = len(titles) - MOST_NAMED
         titles[MOST_NAMED:] = [f"{more} more"] if more > 0 else []
         left.append(f"it leaves {listed(titles)}")
@@ -473,6 +501,12 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
     advice = next((a.finding.remedy for a in best.leaks if a.finding.remedy), "")
     helps = f" May help there: {advice}." if advice else ""
     return f"{lead} {named}: {'; '.join(left)}.{helps}"
+
+
+def _title(part: FederationOverview, a: VariantAnswer) -> str:
+    """The question of a leak, and its number."""
+    value = _cell([a]).number
+    return f"“{short_question(_row_of(part, a))}”" + (f" ({value})" if value else "")
 
 
 def cost_of(part: FederationOverview, i: int) -> str:

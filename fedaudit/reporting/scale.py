@@ -10,6 +10,7 @@ from html import escape
 from markupsafe import Markup
 
 from fedaudit.reporting.findings import against, interval, number
+from fedaudit.reporting.first_page import whole
 from fedaudit.results import Estimate
 
 WIDTH, ROW, FOOT = 520, 42, 22
@@ -20,7 +21,8 @@ LEFT, RIGHT = 10, 510
 class ScaleRow:
     """One protection: its name, the words of its verdict, and what was measured, if anything.
 
-    `bound` is the tightest one, `shows` the smallest leak that would have been seen.
+    `bound` is the tightest one, `shows` the smallest leak that would have been seen. `unit` stands
+    before the number; `percent`: whether it is a percentage, by default as the scale.
     """
 
     name: str
@@ -29,6 +31,13 @@ class ScaleRow:
     estimate: Estimate | None = None
     bound: float | None = None
     shows: float | None = None
+    unit: str = ""
+    percent: bool | None = None
+
+    def number(self, value: float, percent: bool) -> str:
+        """A number of this row; `percent`: whether the scale is in percent."""
+        shown = whole(number(value, percent if self.percent is None else self.percent))
+        return f"{self.unit} {shown}".lstrip()
 
 
 def scale(rows: Sequence[ScaleRow], *, percent: bool = False) -> Markup:
@@ -53,8 +62,9 @@ def scale(rows: Sequence[ScaleRow], *, percent: bool = False) -> Markup:
         out.append(f'<line class="axis" x1="{LEFT}" x2="{RIGHT}" y1="{top + 28}" y2="{top + 28}"/>')
         out += _marks(row, top + 28, x)
     foot = len(rows) * ROW + 12
-    out.append(f'<text x="{LEFT}" y="{foot}">{number(left, percent)}</text>')
-    out.append(f'<text x="{RIGHT}" y="{foot}" text-anchor="end">{number(right, percent)}</text>')
+    out.append(f'<text x="{LEFT}" y="{foot}">{whole(number(left, percent))}</text>')
+    end = whole(number(right, percent))
+    out.append(f'<text x="{RIGHT}" y="{foot}" text-anchor="end">{end}</text>')
     told = "; ".join(f"{row.name}: {_told(row, percent)}" for row in rows)
     height = len(rows) * ROW + FOOT
     return Markup(
@@ -82,18 +92,19 @@ def _marks(row: ScaleRow, y: int, x: Callable[[float], str]) -> list[str]:
 
 
 def _said(row: ScaleRow, percent: bool) -> str:
-    return (
-        row.words if row.estimate is None else f"{row.words} {number(row.estimate.value, percent)}"
-    )
+    if row.estimate is None:
+        return row.words
+    return f"{row.words} {row.number(row.estimate.value, percent)}"
 
 
 def _told(row: ScaleRow, percent: bool) -> str:
-    e = row.estimate
+    e, percent = row.estimate, percent if row.percent is None else row.percent
     if e is None:
         return row.words
     more = "" if row.bound is None else f", bound {number(row.bound, percent)}"
     more += "" if row.shows is None else f", a leak would show from {number(row.shows, percent)} on"
-    return f"{row.words} {interval(e, percent)}, chance {against(e, percent)}{more}"
+    words = f"{row.words} {row.unit}".rstrip()
+    return f"{words} {interval(e, percent)}, chance {against(e, percent)}{more}"
 
 
 def _ends(rows: Sequence[ScaleRow]) -> tuple[float, float]:

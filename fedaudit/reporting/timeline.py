@@ -61,6 +61,12 @@ class TimeLine:
         )
 
     @property
+    def flat(self) -> bool:
+        """Whether every run measured exactly the same: a sentence says more than a figure."""
+        known = {(m.estimate, m.words) for m in self.moments}
+        return len(known) == 1 and self.moments[0].estimate is not None
+
+    @property
     def cells(self) -> list[tuple[str, str, str]]:
         """(verdict, its words, value with interval) per run."""
         return [

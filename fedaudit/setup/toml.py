@@ -50,11 +50,29 @@ def read(path: Path) -> dict[str, Any]:
             got="none",
             remedy="write one with `fedaudit init`, or run without a config for the built-in one",
         )
-    return located(found, path.parent)
+    return located(_with_held_back(found, path.parent), path.parent)
+
+
+def _with_held_back(found: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The public settings of a run, with the folders and client names that only its truth holds;
+    any other config, and a run without its truth, as they are."""
+    private = folder / "truth" / "config.toml"
+    if not private.is_file():
+        return found
+    own = read_toml(private)
+    out = dict(found)
+    for at in HELD_BACK:
+        section, key = at.split(".")
+        value = own.get(section, {}).get(key)
+        if value and isinstance(out.get(section), dict):
+            out[section] = {**out[section], key: value}
+    return out
 
 
 PATHS = ("data.path", "data.labels", "topology.path", "task.model")
 """Settings that name files: relative to the folder of the config that they stand in."""
+HELD_BACK = (*PATHS, "topology.clients")
+"""Settings that a run publishes without folders, or not at all (`Config.public`)."""
 
 
 def located(found: Mapping[str, Any], folder: Path, at: str = "") -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedaudit.accounting import opacus_history
+from fedaudit.accounting import history_of, opacus_history
 from fedaudit.arrays import Bools
 from fedaudit.audits.epsilon.canaries import CanaryVectors, place_canaries
 from fedaudit.errors import UsageError
@@ -118,12 +118,13 @@ class SiteCanaries:
         return {name: torch.cat([g, rows[name].to(g)]) for name, g in gradients.items()}
 
     def declare(self, accountant: Any) -> Path:
-        """Add the steps of an Opacus accountant to `accountant.json`, which goes to the auditor.
+        """Add the steps of an accountant to `accountant.json`, which goes to the auditor.
 
+        Of Opacus, or of dp-accounting (an accountant or its event).
         Call it after every round with that round's accountant, or once with one of all rounds.
         """
         file = self.folder / ACCOUNTANT_FILE
-        history = opacus_history(accountant.state_dict())
+        history = history_of(accountant)
         if file.exists():
             history = opacus_history(read_object(file)) + history
         write(file, {"history": [list(step) for step in history]})

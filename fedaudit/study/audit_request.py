@@ -55,6 +55,7 @@ class AuditOptions:
     names: bool = False
     fresh: bool = False
     trust_code: bool = False
+    show_records: Place | None = None
     progress: Progress = no_progress
     explain: Explain = no_explain
 
@@ -158,7 +159,7 @@ class ChosenAudits:
 
     @property
     def ask_about_records(self) -> bool:
-        return any(_asks(audit) for audit in self.audits.values())
+        return any(asks_about_records(audit) for audit in self.audits.values())
 
 
 def choose_audits(
@@ -264,9 +265,9 @@ def _protection(given: str | Hook) -> Hook:
     )
 
 
-def _asks(audit: Any) -> bool:
-    """Whether an audit asks about records."""
-    return bool({"records", "games"}.intersection(audit.needs))
+def asks_about_records(audit: Any) -> bool:
+    """Whether an audit asks about records, which may be given with a recording."""
+    return bool({"records", "games", "prior"}.intersection(audit.needs))
 
 
 def refuse_unused_records(chosen: ChosenAudits, configured: bool) -> None:
@@ -274,7 +275,7 @@ def refuse_unused_records(chosen: ChosenAudits, configured: bool) -> None:
     if chosen.ask_about_records:
         return
     which = "of the run's config" if configured and not chosen.asked else "to run"
-    asking = [n for n in AUDITS if _asks(find(AUDITS, "audit", n))]
+    asking = [n for n in AUDITS if asks_about_records(find(AUDITS, "audit", n))]
     raise UsageError(
         "records were given, and no audit asks about any",
         expected=f"one of the audits that do: {', '.join(asking)}",
@@ -292,6 +293,18 @@ def refuse_unused_marks(chosen: ChosenAudits) -> None:
         expected="the audit attribution",
         got=f"the audits to run: {', '.join(chosen.audits) or 'none'}",
         remedy='`audits=["attribution"]`, or leave `marks` out',
+    )
+
+
+def refuse_nothing_to_show(chosen: ChosenAudits) -> None:
+    """Refuse to show records where no audit rebuilds any."""
+    if any(hasattr(audit, "pairs") for audit in chosen.audits.values()):
+        return
+    raise UsageError(
+        "records are to be shown, and no audit rebuilds any",
+        expected="the audit reconstruction",
+        got=f"the audits to run: {', '.join(chosen.audits) or 'none'}",
+        remedy='`audits=["reconstruction"]`, or leave `show_records` out',
     )
 
 

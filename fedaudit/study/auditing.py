@@ -23,6 +23,7 @@ from fedaudit.errors import (
     NothingToSay,
     NotObservable,
     TraceError,
+    UsageError,
 )
 from fedaudit.files import Unreadable, read_object, write_atomically, writing
 from fedaudit.hooks import Hook
@@ -31,6 +32,7 @@ from fedaudit.knowledge.owner_marks import OwnerMarks, model_for_marks
 from fedaudit.progress import Progress, no_progress
 from fedaudit.randomness import Seed
 from fedaudit.reporting.findings import settled
+from fedaudit.reporting.shown_records import write_shown_records
 from fedaudit.results import AuditResult, Need, Status
 from fedaudit.setup.catalogue import AUDITS
 from fedaudit.setup.config import Config, plain
@@ -45,8 +47,10 @@ from fedaudit.study.audit_request import (
     ChosenAudits,
     Place,
     as_command,
+    asks_about_records,
     choose_audits,
     choose_protections,
+    refuse_nothing_to_show,
     refuse_unused_marks,
     refuse_unused_records,
 )
@@ -78,7 +82,8 @@ class TraceAuditOptions:
     about, when one does; `given` identifies records that do not come from the run itself. `config`
     is that of the run, where it is known. `marks` loads the owner's documents and the model, where
     they were brought. `explain` learns which results were reused, and why.
-    Audits in `typed` raise where they fail: the caller just gave their settings.
+    Audits in `typed` raise where they fail: the caller just gave their settings. `shown` is the
+    private page for training records beside what was rebuilt of them.
     """
 
     seed: int = AUDIT_SEED
@@ -90,6 +95,7 @@ class TraceAuditOptions:
     progress: Progress = no_progress
     explain: Explain = no_explain
     typed: Collection[str] = ()
+    shown: Path | None = None
 
 
 def audit_trace(
@@ -105,14 +111,17 @@ def audit_trace(
     for done, (name, audit) in enumerate(audits.items()):
         how.progress("audit", done, len(audits), name)
         asked = _asked(audit, how.seed, truth, None if how.keep is None else how.keep.parent)
-        if {"records", "games"}.intersection(audit.needs):
+        if asks_about_records(audit):
             asked["records"] = {**how.given(), **_source("score", getattr(audit, "score_by", None))}
         if "marks" in audit.needs and how.marks is not None:
             asked["marks"] = how.given()
         kept, why = _kept(how.keep, name, asked, trace)
+        show = how.shown if hasattr(audit, "pairs") else None
+        if show is not None:
+            kept, why = None, "records are to be shown, which no result keeps"
         how.explain(Reuse(name, kept is not None, why))
         one = audit_one if name in how.typed else _guarded
-        result = kept or resting_on(health, one(audit, trace, truth, how.seed, builder))
+        result = kept or resting_on(health, one(audit, trace, truth, how.seed, builder, show))
         if how.keep is not None and kept is None:
             _store(how.keep / f"{name}.json", asked, result)
             seal_written(how.keep.parent, "results", how.keep / f"{name}.json")
@@ -212,14 +221,19 @@ def _stored(file: Path, asked: Mapping[str, Any], trace: Trace) -> tuple[AuditRe
 
 
 def _guarded(
-    audit: Any, trace: Trace, truth: Truth | None, seed: int, builder: KnowledgeBuilder
+    audit: Any,
+    trace: Trace,
+    truth: Truth | None,
+    seed: int,
+    builder: KnowledgeBuilder,
+    shown: Path | None = None,
 ) -> AuditResult:
     """One audit of several. If it fails, its result says so, and the others go on.
 
     Torn files end everything: no result of them would be worth anything.
     """
     try:
-        return audit_one(audit, trace, truth, seed, builder)
+        return audit_one(audit, trace, truth, seed, builder, shown)
     except (IntegrityError, FormatError):
         raise
     except Exception as error:
@@ -248,8 +262,12 @@ def audit_one(
     truth: Truth | None,
     seed: int,
     builder: KnowledgeBuilder | None = None,
+    shown: Path | None = None,
 ) -> AuditResult:
-    """One audit: attack a view, then score the guess. A missing need is a result, not a crash."""
+    """One audit: attack a view, then score the guess. A missing need is a result, not a crash.
+
+    `shown`: where true and rebuilt records go, side by side.
+    """
     draws = Seed(seed)
     builder = builder or KnowledgeBuilder(trace, truth, draws, None)
     try:
@@ -259,6 +277,8 @@ def audit_one(
         knowledge, known = builder.knowledge_for(audit)
         guess = audit.attack(view, knowledge, draws.generator("attack/" + audit.name))
         scored: AuditResult = audit.score(guess, known, draws.generator("score/" + audit.name))
+        if shown is not None:
+            _show(shown, audit, guess, known, draws.generator("score/" + audit.name))
     except (IntegrityError, FormatError):
         raise  # a torn file says nothing about the federation
     except (NotApplicable, TraceError) as error:
@@ -267,6 +287,20 @@ def audit_one(
         status: Status = "not_applicable" if absent else "nothing_to_say"
         return _unmeasured(audit, trace, status, Need.of(error))
     return settled(scored)
+
+
+def _show(file: Path, audit: Any, guess: Any, truth: Truth | None, rng: Any) -> None:
+    """Write the private page of an audit that rebuilds records."""
+    pairs = None if truth is None else audit.pairs(guess, truth, rng)
+    if pairs is None:
+        raise UsageError(
+            "there are no records to show",
+            expected="rebuilt images or tables, and the truth",
+            got="texts, or no truth",
+            remedy="leave --show-records out",
+        )
+    with writing(file):
+        write_shown_records(file, pairs, "Records and what was rebuilt of them")
 
 
 def audit_run(
@@ -321,6 +355,7 @@ def audit(
     names: bool = False,
     fresh: bool = False,
     trust_code: bool = False,
+    show_records: Place | None = None,
     progress: Progress = no_progress,
     explain: Explain = no_explain,
 ) -> Run:
@@ -351,6 +386,8 @@ def audit(
             results about the same `data` and `model`.
         trust_code: also load code that the stored config names. Otherwise only code that you name
             here is loaded.
+        show_records: a private page to write, with training records beside what
+            `reconstruction` rebuilt of them. Reports never show any.
         progress: called as progress(stage, done, total, note).
         explain: called with what was reused, and why.
     """
@@ -369,6 +406,7 @@ def audit(
         names=names,
         fresh=fresh,
         trust_code=trust_code,
+        show_records=show_records,
         progress=progress,
         explain=explain,
     )
@@ -383,6 +421,8 @@ def audit_with(folder: Place, audits: AuditChoice, options: AuditOptions) -> Run
         refuse_unused_records(chosen, bool(target.configured))
     if options.marks is not None:
         refuse_unused_marks(chosen)
+    if options.show_records is not None:
+        refuse_nothing_to_show(chosen)
     truth = target.truth(options.truth)
     path = target.folder_for(options.as_if) if options.out is None else Path(options.out)
     if options.fresh:
@@ -447,7 +487,7 @@ def _trace_options(
             settings=options.columns,
             # a score of one's own takes whatever the module gives
             logits=any(
-                {"records", "games"}.intersection(a.needs) and not getattr(a, "score_by", None)
+                asks_about_records(a) and not getattr(a, "score_by", None)
                 for a in chosen.audits.values()
             ),
         )
@@ -468,6 +508,7 @@ def _trace_options(
         config=config,
         progress=options.progress,
         explain=options.explain,
+        shown=None if options.show_records is None else Path(options.show_records),
         typed=chosen.typed if options.data is None and place is None else chosen.audits,
     )
 

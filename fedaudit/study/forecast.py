@@ -34,10 +34,15 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a run: training or an audit. `missing`: the need that keeps it from running."""
+    """One stage of a run: training or an audit.
+
+    `seconds`: on this machine at present; `reference_seconds`: on the reference machine, so that a
+    decision does not depend on what else runs. `missing`: the need that keeps it from running.
+    """
 
     name: str
     seconds: float
+    reference_seconds: float
     missing: Need | None = None
 
     @property
@@ -98,13 +103,15 @@ def estimate_cost(given: Config | Prepared) -> Forecast:
         largest=int(parts.sizes.max()),
     )
     speed = _slowness()
-    stages = [Stage(TRAIN, START + speed * shape.training())]
+    training = shape.training()
+    stages = [Stage(TRAIN, START + speed * training, START + training)]
     for name, audit in config.audits.items():
         missing = audit.missing(setting)
-        stages.append(Stage(name, speed * audit.cost(shape) if missing is None else 0.0, missing))
+        cost = audit.cost(shape) if missing is None else 0.0
+        stages.append(Stage(name, speed * cost, cost, missing))
     hooks = config.protections.values()
     if any(p.clip_norm is not None for p in hooks):
-        stages.append(Stage("allocation", 0.2 * clients))  # epsilons of all clients
+        stages.append(Stage("allocation", 0.2 * clients, 0.2 * clients))  # epsilons of all clients
     star = config.federation.aggregation == "fedavg"
     together = config.federation.taking_part(clients) if star else 0
     remarks = [text for p in hooks for text in p.remarks(together)]

@@ -264,7 +264,10 @@ def _questions(dataset: Dataset, wishes: Wishes, draft: ConfigDraft) -> str:
         shuffle=wishes.shuffle,
     )
     compared, names = compared_lines(
-        draft.clients, persons=_persons_apart(dataset), shuffle=wishes.shuffle
+        draft.clients,
+        persons=_persons_apart(dataset),
+        shuffle=wishes.shuffle,
+        is_text=is_text,
     )
     off: dict[str, str] = {}
 

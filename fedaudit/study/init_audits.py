@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,8 @@ class AskedAudit:
         body = [f"[audits.{self.name}]", *self.settings, *(MARKS if self.marks else ())]
         if off is None:
             return [f"# {self.question}", *body, ""]
-        why = f"# {self.question} Off: {off}."
-        return [why, "# Remove the # below to switch it on.", *(f"# {b}" for b in body), ""]
+        why = textwrap.wrap(f"{self.question} Off: {off}.", 96)
+        return [*(f"# {t}" for t in (*why, "Remove the # below to switch it on.", *body)), ""]
 
 
 def asked_audits(*, is_text: bool, organisations: bool, shuffle: bool) -> list[AskedAudit]:
@@ -114,10 +115,12 @@ def audits_off(text: str, audits: Sequence[AskedAudit], folder: Path) -> tuple[d
     under every protection. Besides, why prices are unknown.
 
     The price is the sum over the variants of the config `text` in `folder`, in which every audit
-    is on.
+    is on. It is held against `DEAR` on the reference machine, so that the same data give the same
+    config on a busy machine, and stated for this one.
     """
     names = {audit.name for audit in audits}
-    total: dict[str, float] = {}
+    here: dict[str, float] = {}
+    reference: dict[str, float] = {}
     missing: dict[str, list[str]] = {}
     beside = None
     try:
@@ -128,17 +131,24 @@ def audits_off(text: str, audits: Sequence[AskedAudit], folder: Path) -> tuple[d
                 marks.family.examples(next(iter(marks.marked.values())))
             for stage in estimate_cost(beside).stages:
                 if stage.name in names:
-                    total[stage.name] = total.get(stage.name, 0.0) + stage.seconds
+                    here[stage.name] = here.get(stage.name, 0.0) + stage.seconds
+                    cost = reference.get(stage.name, 0.0) + stage.reference_seconds
+                    reference[stage.name] = cost
                     missing.setdefault(stage.name, []).append(stage.cannot)
     except FedauditError as error:
         return {}, error.what
-    dear = {name: seconds for name, seconds in total.items() if seconds > DEAR}
+    dear = {name: here[name] for name, seconds in reference.items() if seconds > DEAR}
     off = {name: why[0] for name, why in missing.items() if all(why)}
     return off | {n: f"about {s / 60:.0f} min on this machine" for n, s in dear.items()}, ""
 
 
-def compared_lines(clients: int, *, persons: bool, shuffle: bool) -> tuple[list[str], list[str]]:
-    """The `[compare]` section, and the names of its variants, the base first."""
+def compared_lines(
+    clients: int, *, persons: bool, shuffle: bool, is_text: bool
+) -> tuple[list[str], list[str]]:
+    """The `[compare]` section, and the names of its variants, the base first.
+
+    Variants with noise rehearse it with canaries; those of language models would take too long.
+    """
     whose = "person" if persons else "record"
     noise = [
         "noise_multiplier = 1.0   # more noise, less risk: `fedaudit harden` searches for enough",
@@ -152,6 +162,11 @@ def compared_lines(clients: int, *, persons: bool, shuffle: bool) -> tuple[list[
         f'base = "{AS_IT_IS}"   # the server sees who sent which update',
         "",
     ]
+
+    def rehearsed(variant: str) -> list[str]:
+        asked = "# Is the declared epsilon kept? One more training, with canaries."
+        return [] if is_text else [asked, f'[compare."{variant}".audits.epsilon]', ""]
+
     names = [AS_IT_IS]
     hidden = []
     if clients >= 2:
@@ -166,9 +181,9 @@ def compared_lines(clients: int, *, persons: bool, shuffle: bool) -> tuple[list[
         both = f"{name}, DP-SGD"
         lines += [f'[compare."{name}".protections.{protection}]', *body]
         lines += [f'[compare."{both}".protections.{protection}]', *body]
-        lines += [f'[compare."{both}".protections.dp_sgd]', *noise]
+        lines += [f'[compare."{both}".protections.dp_sgd]', *noise, *rehearsed(both)]
         names += [name, both]
     if not hidden:
-        lines += ['[compare."DP-SGD".protections.dp_sgd]', *noise]
+        lines += ['[compare."DP-SGD".protections.dp_sgd]', *noise, *rehearsed("DP-SGD")]
         names.append("DP-SGD")
     return lines, names

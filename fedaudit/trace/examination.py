@@ -24,6 +24,7 @@ from fedaudit.trace.schema import (
     LATE,
     PUBLIC,
     QUERY,
+    REFUSED,
     SERVER,
     SHUFFLER,
     STOPPED,
@@ -36,6 +37,7 @@ from fedaudit.trace.schema import (
 )
 
 _AT_ONCE = 1 << 22  # numbers checked together
+_REASON = 120  # characters of a recorder's note that are repeated
 _ROUND_FILE = re.compile(r"round-(\d+)(?:-amended)?\.safetensors\Z")
 _MIDDLE = (ANONYMOUS, AGGREGATOR, SHUFFLER)
 
@@ -178,7 +180,11 @@ class Examination:
             m = messages[i]
             self._check(number, i, m, found.blocks)
             if down[i]:
+                if m.lost:
+                    self._lost(number, i, m, m.receiver)
                 self._model(now, m, answered=m.step < sync)
+            elif m.receiver == PUBLIC and m.lost:
+                self._lost(number, i, m, PUBLIC)
             elif m.kind == "query":
                 now.asking.add(m.sender)
                 if QUERY in m.parts:
@@ -250,12 +256,17 @@ class Examination:
             now.served.setdefault(m.receiver, []).append(m.step)
             now.server_of[m.receiver] = m.sender
 
+    def _lost(self, number: int, i: int, m: Message, party: str) -> None:
+        """A message without its content, and the recorder's reason."""
+        code = "answer_failed" if m.noted(FAILED) else "not_kept"
+        why = str(m.notes.get(FAILED, "") or m.notes.get(REFUSED, ""))[:_REASON]
+        self.add(code, number, i, party, f"{CODES[code].words}: {why}" if why else "")
+
     def _answer(self, now: _RoundTally, number: int, i: int, m: Message) -> None:
         self.answered += 1
         who, late = m.sender, m.noted(LATE)
         if m.lost:
-            code = "answer_failed" if m.noted(FAILED) else "not_kept"
-            self.add(code, number, i, who)
+            self._lost(number, i, m, who)
             if not late:
                 now.excused.add(who)
             return

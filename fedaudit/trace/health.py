@@ -78,7 +78,7 @@ CODES: Mapping[str, Meaning] = MappingProxyType(
         "question_unanswered": _means("a query has neither an answer nor a reason", "ledger"),
         "non_finite": _means("a payload holds NaN or infinite numbers", "rows"),
         "answer_failed": _means("an answer failed, as noted", torn=False),
-        "not_kept": _means("an answer's content was not kept, as noted", torn=False),
+        "not_kept": _means("a message's content was not kept, as noted", torn=False),
         "answered_again": _means("a second answer, as noted", torn=False),
         "silent_round": _means("no neighbours met in a gossip round", torn=False),
         "round_without_answers": _means("no answer arrived in a round", torn=False),

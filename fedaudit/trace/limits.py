@@ -12,8 +12,9 @@ from typing import Any, Literal
 from fedaudit.errors import FedauditError, TraceError, UsageError
 from fedaudit.trace.schema import RoundFile
 
-FAULTS = (FedauditError, OSError, ValueError, TypeError, MemoryError)
-"""Errors of a recording, as opposed to errors of the training beside it."""
+FAULTS: tuple[type[Exception], ...] = (Exception,)
+"""What a recorder catches around its own code, never around the training beside it: whatever goes
+wrong in here must not end a federation."""
 
 _RESERVED = 1 << 18
 
@@ -81,9 +82,17 @@ class Reserve:
             self._file.unlink(missing_ok=True)
 
 
+def reason_of(error: Exception | str) -> str:
+    """The reason in one line; an error that is not about data or disk with its type."""
+    why = " ".join(str(error).split())
+    if not why or not isinstance(error, FedauditError | OSError | str):
+        why = f"{type(error).__name__}: {why}".rstrip(": ")
+    return why
+
+
 def log_stop(path: Path, rounds: int, error: Exception | str) -> str:
     """Log that a recording stopped; returns the reason in one line."""
-    why = " ".join(str(error).split()) or type(error).__name__
+    why = reason_of(error)
     log.error(
         "fedaudit stopped recording to %s after %d rounds, training goes on: %s", path, rounds, why
     )

@@ -18,6 +18,7 @@ _WIDENED = {
     "float8_e5m2": "float32",
     "float8_e5m2fnuz": "float32",
     "float8_e4m3": "float32",
+    "float8_e8m0fnu": "float32",
     "int4": "int8",
     "uint4": "uint8",
 }
@@ -29,12 +30,13 @@ def as_numbers(name: str, value: Any) -> npt.NDArray[Any]:
     type (bfloat16, float8); UsageError for a type that no trace holds (complex, text, objects)."""
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
     if hasattr(value, "detach"):  # a torch tensor; torch itself is not needed
-        value = value.detach()
-        value = value.resolve_conj() if dtype.startswith("complex") else value.cpu()
-        value = value.float() if dtype in _WIDENED else value
         if not dtype.startswith(("float", "bfloat", "int", "uint", "bool")):
             raise unheld(name, dtype)
-        value = value.numpy()
+        try:
+            value = value.detach().cpu().to_dense().resolve_neg()
+            value = (value.float() if dtype in _WIDENED else value).numpy()
+        except (TypeError, RuntimeError):  # dtypes of less than a byte; tensors without values
+            raise unheld(name, f"{dtype} on {value.device}") from None
     found = np.asarray(value)
     if found.dtype.name in _WIDENED:  # ml_dtypes
         found = found.astype(_WIDENED[found.dtype.name])

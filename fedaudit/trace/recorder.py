@@ -37,7 +37,17 @@ from fedaudit.rows import empty_array
 from fedaudit.trace.limits import FAULTS, RecordingLimits, Reserve, log_stop
 from fedaudit.trace.numbers import as_numbers
 from fedaudit.trace.retention import check_retention
-from fedaudit.trace.schema import LATE, LEFT_OUT, STOPPED, Manifest, Message, Scalar
+from fedaudit.trace.schema import (
+    LATE,
+    LEFT_OUT,
+    PUBLIC,
+    ROUNDED,
+    STOPPED,
+    UPLINKS,
+    Manifest,
+    Message,
+    Scalar,
+)
 from fedaudit.trace.store import RoundReader, read_manifest, round_name, verify, write_round
 
 Payload = Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
@@ -226,14 +236,16 @@ class RoundWriter:
         left_out: str = "",
         late: bool = True,
         on_fault: Callable[[Exception], None] | None = None,
+        off: bool = False,
     ) -> None:
         """`left_out`: why this round keeps no models and updates, if it does not; `late`: whether
         it keeps answers to models of earlier rounds. `on_fault` takes errors of `send` instead of
-        its caller."""
+        its caller; from then on the writer is `off`: it ignores what it is given."""
         self._blocks = {name: _Block(full, stored[name]) for name, full in layouts.items()}
         self._layout_of = {n: name for name, full in layouts.items() for n in full.names}
         self._arrived: dict[str, int] = {}
         self._left_out, self._keeps_late, self._on_fault = left_out, late, on_fault
+        self.off = off
         self._lock = threading.RLock()
         self.messages: list[Message] = []
 
@@ -247,10 +259,29 @@ class RoundWriter:
 
         Does not copy the row: leave it unchanged until the round ends.
         """
-        (number,) = self._block(layout).put(np.asarray(row).reshape(1, -1))
+        number = -1
+        with self._guarded() as on:
+            if on:
+                number = self._store(layout, np.asarray(row))
         return number
 
     put = put_once
+
+    def _store(self, layout: str, row: Rows) -> int:
+        (number,) = self._block(layout).put(row.reshape(1, -1))
+        return number
+
+    @contextmanager
+    def _guarded(self) -> Iterator[bool]:
+        """Lock the round; yields whether it is recorded. A fault goes where `on_fault` says."""
+        with self._lock:
+            try:
+                yield not self.off
+            except FAULTS as error:
+                if self._on_fault is None:
+                    raise
+                self.off = True
+                self._on_fault(error)
 
     def send(
         self,
@@ -274,32 +305,28 @@ class RoundWriter:
         precedes the last recorded message. `notes`: the recorder's remarks, which did not cross the
         wire (docs/trace-format.md).
         """
-        given: Mapping[str, Any] = {"weight": weight, "size": size}
-        with self._lock:
-            try:
-                kept, more = self._kept(kind, payload, notes or {})
-                parts = self._put(kept)
-                if kept is None and payload is not None and not size:
-                    given = {**given, "size": self._size_of(payload)}
+        more, at = dict(notes or {}), -1
+        with self._guarded() as on:
+            if on:
+                if payload is not None and (why := self._drops(kind, receiver, more)):
+                    size, payload = size or self._size_of(payload), None
+                    more[LEFT_OUT] = why
+                parts = self._put(payload, more)
                 if step is None:
                     last = self.messages[-1].step if self.messages else 0
                     step = max(last, self._arrived.get(sender, -1) + 1)
-                return self._append(
-                    step, kind, sender, receiver, **given, parts=parts,
-                    metadata=metadata or {}, notes=more,
-                )  # fmt: skip
-            except FAULTS as error:
-                if self._on_fault is None:
-                    raise
-                self._on_fault(error)
-                return -1
+                at = self._append(
+                    step, kind, sender, receiver, weight, parts, size, metadata or {}, more
+                )
+        return at
 
-    def _put(self, payload: Payload | None) -> dict[str, int]:
-        """Layout -> row of a payload that is kept."""
+    def _put(self, payload: Payload | None, notes: dict[str, Scalar]) -> dict[str, int]:
+        """Layout -> row of a payload that is kept. Fractions for a layout of whole numbers (a mean
+        of counters) are rounded, and `notes` say so."""
         if payload is None:
             return {}
         if not isinstance(payload, Mapping):
-            return {MODEL: self.put_once(MODEL, np.array(payload).reshape(1, -1))}
+            return {MODEL: self._store(MODEL, np.array(payload))}
         unknown = sorted(set(payload) - set(self._layout_of))
         if unknown:
             raise UsageError(
@@ -311,19 +338,17 @@ class RoundWriter:
         parts: dict[str, int] = {}
         for name in dict.fromkeys(self._layout_of[n] for n in payload):
             own = {k: as_numbers(k, v) for k, v in payload.items() if self._layout_of[k] == name}
-            parts[name] = self.put_once(name, self._blocks[name].full.flatten(own))
+            if self._blocks[name].full.dtype.startswith("int"):
+                fractions = sorted(k for k, a in own.items() if a.dtype.kind == "f")
+                own |= {k: np.rint(own[k]) for k in fractions}
+                if fractions:
+                    notes[ROUNDED] = ", ".join(fractions)
+            parts[name] = self._store(name, self._blocks[name].full.flatten(own))
         return parts
 
-    def _kept(
-        self, kind: str, payload: Payload | None, notes: Mapping[str, Scalar]
-    ) -> tuple[Payload | None, Mapping[str, Scalar]]:
-        """The part of a message that this round keeps, and the message's notes."""
-        dropped = "" if payload is None else self._drops(kind, notes)
-        return (None, {**notes, LEFT_OUT: dropped}) if dropped else (payload, notes)
-
-    def _drops(self, kind: str, notes: Mapping[str, Scalar]) -> str:
-        """Why the payload of such a message is not kept; empty if it is."""
-        if kind not in ("model", "delta", "gradient"):
+    def _drops(self, kind: str, receiver: str, notes: Mapping[str, Scalar]) -> str:
+        """Why the payload of such a message is not kept; empty if it is. Released models are."""
+        if kind not in UPLINKS or receiver == PUBLIC:
             return ""
         late = LATE in notes and not self._keeps_late
         return self._left_out or ("its model was not kept" if late else "")
@@ -365,24 +390,29 @@ class RoundWriter:
                     got=str(len(column)),
                     remedy="give one per message",
                 )
-        with self._lock:
-            first, hidden = len(self.messages), self._drops(kind, {})
-            size = _bytes_of(self._block(layout).full) if hidden else 0
-            notes = {LEFT_OUT: hidden} if hidden else {}
-            numbers = [-1] * len(senders) if hidden else self._rows(layout, rows, len(senders))
-            for i, (s, r, number) in enumerate(zip(senders, receivers, numbers, strict=True)):
-                self._append(
-                    step,
-                    kind,
-                    s,
-                    r,
-                    1.0 if weights is None else weights[i],
-                    {} if hidden else {layout: number},
-                    size,
-                    metadata[i] if metadata else {},
-                    notes,
-                )
-            return first
+        first = -1
+        with self._guarded() as on:
+            if on:
+                everyone = PUBLIC if {*receivers} == {PUBLIC} else ""
+                hidden = self._drops(kind, everyone, {})
+                size = _bytes_of(self._block(layout).full) if hidden else 0
+                more = {LEFT_OUT: hidden} if hidden else {}
+                count = len(senders)
+                numbers = [-1] * count if hidden else self._rows(layout, rows, count)
+                first = len(self.messages)
+                for i, (s, r, number) in enumerate(zip(senders, receivers, numbers, strict=True)):
+                    self._append(
+                        step,
+                        kind,
+                        s,
+                        r,
+                        1.0 if weights is None else weights[i],
+                        {} if hidden else {layout: number},
+                        size,
+                        metadata[i] if metadata else {},
+                        more,
+                    )
+        return first
 
     def _rows(self, layout: str, rows: Rows | int, count: int) -> list[int]:
         """Row numbers of `count` messages: of new rows, or of one that is stored."""
@@ -632,21 +662,30 @@ class Recorder:
                 remedy="restore it from a copy, or record into another folder",
             )
         number = self.rounds + 1
-        stops = self.limits.on_error == "stop"
-        writer = RoundWriter(
+        writer = self._writer(self.limits.left_out(number))
+        yield writer
+        with self._guarded() as on:
+            if on:
+                self._write(number, writer)
+
+    def _writer(self, left_out: str = "") -> RoundWriter:
+        """A writer of one round; one that ignores what it is given if the recording has stopped."""
+        return RoundWriter(
             self._layouts,
             self._stored,
-            left_out=self.limits.left_out(number),
+            left_out=left_out,
             late=self.limits.every == 1,
-            on_fault=self.stop if stops else None,
+            on_fault=self.stop if self.limits.on_error == "stop" else None,
+            off=bool(self.stopped),
         )
-        yield writer
-        if self.stopped:
-            return
+
+    @contextmanager
+    def _guarded(self) -> Iterator[bool]:
+        """Yields whether the recording goes on; a fault ends it, or reaches the caller."""
         try:
-            self._write(number, writer)
+            yield not self.stopped
         except FAULTS as error:
-            if not stops:
+            if self.limits.on_error != "stop":
                 raise
             self.stop(error)
 
@@ -716,9 +755,18 @@ class Recorder:
     @contextmanager
     def last_round(self) -> Iterator[RoundWriter]:
         """Reopen the last complete round to add messages: all of them, or none."""
-        if self.stopped:
-            yield RoundWriter(self._layouts, self._stored)
-            return
+        writer = self._writer()
+        with self._guarded() as on:
+            if on:
+                self._reopen(writer)
+        writer.off = bool(self.stopped)
+        yield writer
+        with self._guarded() as on:
+            if on:
+                self._amend(writer)
+
+    def _reopen(self, writer: RoundWriter) -> None:
+        """Fill `writer` with the last round."""
         if not self.rounds:
             raise UsageError(
                 "there is no round to add to",
@@ -726,14 +774,15 @@ class Recorder:
                 got="none",
                 remedy="record a round first",
             )
-        old = self.manifest.rounds[-1]
-        reader = RoundReader(self.path / old.file)
-        writer = RoundWriter(self._layouts, self._stored)
+        reader = RoundReader(self.path / self.manifest.rounds[-1].file)
         for name, rows in reader.blocks.items():
             block = writer._blocks[name]
             block.pieces, block.count = [rows], len(rows)
         writer.messages = list(reader.messages)
-        yield writer
+
+    def _amend(self, writer: RoundWriter) -> None:
+        """Write the last round again, with what was added."""
+        old = self.manifest.rounds[-1]
         # under another name: until the manifest changes, the old file is the round
         name = round_name(self.rounds)
         file = name if old.file != name else name.replace(".", "-amended.", 1)
@@ -747,9 +796,5 @@ class Recorder:
             self._reserve.release()
         if self.manifest.complete or self.stopped:
             return
-        try:
+        with self._guarded():
             self._replace_manifest(replace(self.manifest, complete=True))
-        except TraceError as error:
-            if self.limits.on_error != "stop":
-                raise
-            self.stop(error)

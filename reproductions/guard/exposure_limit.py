@@ -2,7 +2,7 @@
 
 python -m reproductions.guard.exposure_limit
 
-A client of 100 records answers a model of round 6 (`behaviour.honest_run`, `digits`) in plain
+A client of 100 records answers a model of round 6 (`rounds.honest_run`, `digits`) in plain
 torch, as received or with a plant. `exact`: own records within 0.05 median distances of a dW / db
 of one unit, or of two neighbours. `auc`: a server that planted a matched filter tells answers with
 the target from answers with another record in its place, by the change of that unit along it.
@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import fedaudit
 from fedaudit.protections import ExposureLimit
@@ -28,8 +28,9 @@ from fedaudit.protections.guard import LocalSteps
 from fedaudit.protections.guard.exposure import EXACT, distances, median_distance, reconstructed
 from fedaudit.protections.guard.local_steps import LayerVisits
 from fedaudit.stats.intervals import clopper_pearson
-from reproductions.guard import behaviour
-from reproductions.guard.behaviour import BIAS, FIRST, Behaved, State
+from reproductions.guard import plants, rounds
+from reproductions.guard.plants import BIAS, FIRST, Plant
+from reproductions.guard.rounds import Behaved, State
 
 RESULTS = Path(__file__).with_name("exposure_limit.json")
 CLIP = 1.0
@@ -42,12 +43,24 @@ ARMS: dict[str, ExposureLimit | None] = {
     "noise alone, z = 0.1": ExposureLimit(least_records=1, clip=CLIP),
     "limit, z = 0.1": ExposureLimit(clip=CLIP),
 }
-Plant = Callable[[Behaved, int, np.random.Generator], tuple[State, int | None]]
 MODELS: dict[str, Plant] = {
-    "honest": lambda run, target, rng: (run.states[-1], None),
-    "trap weights": behaviour.trap_weights,
-    "imprint": behaviour.imprint,
+    "honest": lambda run, target, rng: ([run.states[-1]], None),
+    "trap weights": plants.trap_weights,
+    "imprint": plants.imprint,
 }
+
+
+def trained_plainly(
+    module: nn.Module, x: torch.Tensor, y: torch.Tensor, local: LocalSteps
+) -> State:
+    """The local steps of a client, in plain torch."""
+    optimiser = torch.optim.SGD(module.parameters(), lr=local.learning_rate)
+    for _ in range(local.epochs):
+        for rows in torch.split(torch.randperm(len(x)), local.batch_size or len(x)):
+            optimiser.zero_grad()
+            torch.autograd.backward(nn.functional.cross_entropy(module(x[rows]), y[rows]))
+            optimiser.step()
+    return {k: v.detach().clone() for k, v in module.state_dict().items()}
 
 
 def answered(
@@ -59,7 +72,7 @@ def answered(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         with nullcontext() if limit is None else limit.dropping():
-            trained = behaviour._trained(own, *run.own, local, "sgd")
+            trained = trained_plainly(own, *run.own, local)
     if limit is None:
         return trained
     return limit.answer(state, trained, torch.Generator().manual_seed(seed))
@@ -82,10 +95,10 @@ def exact(run: Behaved, state: State, answer: State) -> int:
 def auc(run: Behaved, limit: ExposureLimit | None, target: int, seed: int, games: int) -> float:
     """How well the change of a planted unit tells whether the target was trained on."""
     rng = np.random.default_rng(seed)
-    state, _ = behaviour.matched_filter(run, target, rng)
+    (state,), _ = plants.matched_filter(run, target, rng)
     u = int((state[FIRST] != run.states[-1][FIRST]).any(dim=1).nonzero()[0])
     x, y = run.own
-    pool_x, pool_y = behaviour._pool("digits", seed)
+    pool_x, pool_y = rounds.pool("digits")
     pool_x = pool_x.view(len(pool_x), *x.shape[1:])
     scores: dict[bool, list[float]] = {True: [], False: []}
     for game in range(games):
@@ -130,19 +143,19 @@ def evaluate(seeds: int) -> dict[str, Any]:
     counts: dict[tuple[str, str], list[int]] = {}
     aucs: dict[str, list[float]] = {}
     for number in range(seeds):
-        run = behaviour.honest_run("mlp", "digits", 400 + number, 6)
+        run = rounds.honest_run("mlp", "digits", 400 + number, 6)
         for name, limit in ARMS.items():
             for model, plant in MODELS.items():
-                state, _ = plant(run, number, np.random.default_rng(number))
+                (state,), _ = plant(run, number, np.random.default_rng(number))
                 answer = answered(run, state, run.local, limit, number)
                 counts.setdefault((name, model), []).append(exact(run, state, answer))
             aucs.setdefault(name, []).append(auc(run, limit, number, number, games=8))
     for (name, model), found in counts.items():
-        share = clopper_pearson(sum(found), behaviour.RECORDS * seeds)
+        share = clopper_pearson(sum(found), rounds.RECORDS * seeds)
         mean = sum(found) / seeds
         out[name][model] = {
             "exact": mean,
-            "of": behaviour.RECORDS,
+            "of": rounds.RECORDS,
             "share": [round(share.low or 0.0, 4), round(share.high or 1.0, 4)],
         }
     for name, values in aucs.items():

@@ -23,7 +23,7 @@ from fedaudit.tasks import models
 from fedaudit.tasks.classifier import Classifier
 from fedaudit.trace import Recorder
 from fedaudit.trace.truth import TruthRecorder
-from reproductions.guard import behaviour, planted
+from reproductions.guard import planted, plants, rounds
 
 SEED = Seed(3)
 
@@ -187,12 +187,12 @@ def test_earlier_models_and_own_records_show_an_alteration(command, tmp_path, mo
         "from fedaudit.tasks import models\n\ndef build():\n    return models.mlp(64, (128,), 10)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    run = behaviour.honest_run("mlp", "digits", seed=5, rounds=4)
+    run = rounds.honest_run("mlp", "digits", seed=5, rounds=4)
     for t, state in enumerate(run.states):
         save_file({k: v.numpy() for k, v in state.items()}, tmp_path / f"{t}.safetensors")
     x, y = run.own
     np.savez(tmp_path / "mine.npz", x=x.flatten(1).numpy(), y=y.numpy())
-    planted_state, target = behaviour.one_bias(run, 0, np.random.default_rng(0))
+    (planted_state,), target = plants.one_bias(run, 0, np.random.default_rng(0))
     save_file({k: v.numpy() for k, v in planted_state.items()}, tmp_path / "bad.safetensors")
     own = ("--data", "mine.npz", "--label", "y", "--model", "flat_model:build")
     earlier = [a for t in range(4) for a in ("--previous", f"{t}.safetensors")]

@@ -184,9 +184,10 @@ def test_a_run_is_asked_what_its_config_asks_and_records_that_nobody_asks_about_
     code, _, err = command("audit", "run", "--only", "query_plan", *given)
     assert (code, "to run: query_plan" in err) == (2, True)
     # where one does ask, the same options are looked at
-    code, _, err = command("audit", "run", "--only", "two_stage_membership", *given)
-    assert code == 2
-    assert "not_a_module" in err
+    for name in ("two_stage_membership", "reconstruction"):
+        code, _, err = command("audit", "run", "--only", name, *given)
+        assert code == 2
+        assert "not_a_module" in err
 
 
 def test_settings_of_audits_and_of_records_can_be_given_for_a_stored_trace(command, tmp_path):

@@ -33,7 +33,7 @@ def test_a_killed_client_and_a_liar_cost_nothing_and_a_lying_server_gets_no_sum(
     with ThreadPoolExecutor(2) as pool:  # both mostly wait for whom they lost
         given = ("--patience", "6"), {3: ["--die"], 5: ["--lie"]}
         good = pool.submit(example.run, tmp_path / "sum", *given)
-        bad = pool.submit(example.run, tmp_path / "lie", ("--lie", "--patience", "2"))
+        bad = pool.submit(example.run, tmp_path / "lie", ("--lie", "--patience", "6"))
         (result, said), (refused, answers) = good.result(), bad.result()
     total = sum(example.update(n, example.LENGTH) for n in range(8))
     assert np.abs(np.array(result["sum"]) - total).max() <= RingQuantiser(16.0, 8).error(8)

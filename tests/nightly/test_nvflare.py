@@ -54,6 +54,19 @@ def poc(tmp_path, monkeypatch):
         kill(pid)
 
 
+def deploy(environment, job):
+    """Deploy a job. FLARE waits seconds for its server to listen: too short on a busy machine."""
+    from nvflare.fuel.flare_api.api_spec import NoConnection
+
+    submit, limit = environment.deploy, time.monotonic() + 180
+    while True:
+        try:
+            return submit(job)
+        except NoConnection:
+            assert time.monotonic() < limit
+            submit = environment._get_session_manager().submit_job
+
+
 def test_a_site_that_is_killed_is_noted_and_the_others_are_recorded(poc, tmp_path):
     from faulty_job import MOMENTUM, ROUNDS, WIDTH, build, update, weight
 
@@ -61,7 +74,7 @@ def test_a_site_that_is_killed_is_noted_and_the_others_are_recorded(poc, tmp_pat
 
     environment, workspace = poc
     folder = tmp_path / "trace"
-    environment.deploy(build(str(folder), faults=False, pause=2.0))
+    deploy(environment, build(str(folder), faults=False, pause=2.0))
     killed, limit = False, time.monotonic() + 300
     while not ((folder / "manifest.json").exists() and Trace.open(folder).manifest.complete):
         assert time.monotonic() < limit

@@ -16,7 +16,7 @@ from fedaudit.protections import ExposureLimit, UpdateNoise
 from fedaudit.protections.exposure_limit import DRIVES
 from fedaudit.randomness import Seed
 from fedaudit.tasks.classifier import Classifier
-from reproductions.guard import behaviour
+from reproductions.guard import plants, rounds
 from reproductions.guard.exposure_limit import answered, exact
 
 LAYOUT = Layout.of(
@@ -152,9 +152,9 @@ def exact_records(model, limit):
     """Records that three answers hand over, of 300."""
     found = 0
     for seed in range(3):
-        run = behaviour.honest_run("mlp", "digits", 400 + seed, 3)
+        run = rounds.honest_run("mlp", "digits", 400 + seed, 3)
         rng = np.random.default_rng(seed)
-        state = run.states[-1] if model == "honest" else behaviour.imprint(run, 3, rng)[0]
+        state = run.states[-1] if model == "honest" else plants.imprint(run, 3, rng)[0][0]
         found += exact(run, state, answered(run, state, run.local, limit, seed))
     return found
 

@@ -16,6 +16,7 @@ from fedaudit.study.chapters import chapter_at, write_study
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE = Path(os.environ.get("FEDAUDIT_AXE", Path(__file__).parents[2] / ".cache/axe/axe.min.js"))
+GALLERY = sorted((Path(__file__).parents[2] / "docs" / "gallery").glob("*.html"))
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium binary on this machine (apt-get install chromium)"
 )
@@ -74,10 +75,10 @@ def browser():
 
 @pytest.fixture
 def visit(browser, study):
-    """Opens the study: width, scheme and other options of a browser context."""
+    """Opens the study, or another report: width, scheme, other options of a browser context."""
     contexts = []
 
-    def opened(width=1280, scheme="light", **more):
+    def opened(width=1280, scheme="light", report=study, **more):
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, **more
         )
@@ -87,7 +88,7 @@ def visit(browser, study):
         page.on("console", lambda message: page.said.append(message.text))
         page.on("pageerror", lambda error: page.said.append(str(error)))
         page.on("request", lambda request: page.asked.append(request.url))
-        page.goto(study.resolve().as_uri())
+        page.goto(report.resolve().as_uri())
         return page
 
     yield opened
@@ -264,6 +265,31 @@ def test_the_first_page_is_one_sheet_of_paper(visit):
     assert pages(page.pdf(format="A4")) == 1
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.getElementById('first')).breakAfter") == "page"
+
+
+@pytest.mark.parametrize("report", GALLERY, ids=lambda p: p.stem)
+def test_first_pages_of_real_studies_are_one_sheet_and_short(visit, report):
+    """Those of the gallery: among them the built-in study, the longest there is by default."""
+    page = visit(report=report)
+    said = page.locator("h1, .sum h2, .today, .best, .step").all_inner_texts()
+    assert sum(len(text.split()) for text in said) <= 150
+    assert len(page.locator("body").inner_text().split()) <= 1500
+    page.evaluate("document.querySelectorAll('main > :not(#first)').forEach(e => e.remove())")
+    assert pages(page.pdf(format="A4")) == 1
+
+
+def test_on_a_phone_every_cell_names_its_protection(visit):
+    """The matrix is stacked, so that nothing has to be scrolled sideways."""
+    page = visit(width=390)
+    cells = page.locator("#first td[data-of]")
+    assert cells.count() > 10
+    inside = "es => Math.max(...es.map(e => e.getBoundingClientRect().right))"
+    assert cells.evaluate_all(inside) <= 390
+    shown = "es => es.map(e => getComputedStyle(e, '::before').content)"
+    assert not {"none", "normal", '""'} & {*cells.evaluate_all(shown)}
+    heads = page.locator("#first thead th").all_text_contents()
+    assert {*cells.evaluate_all("es => es.map(e => e.dataset.of)")} <= {*heads}
+    assert not page.locator("#first thead").first.is_visible()
 
 
 def test_the_first_page_is_short(visit):

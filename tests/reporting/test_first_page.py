@@ -65,6 +65,45 @@ def test_today_says_who_can_do_what_now():
     assert "; whoever reads all messages can " in both
 
 
+def test_of_as_many_leaks_the_weaker_is_nearer_whatever_it_costs():
+    strong = chapter("sums", [result(MEMBERS)])
+    weak = chapter("sums, noise", [result(MEMBERS, (0.6, 0.52, 0.68))], accuracy=0.8)
+    (part,) = by_federation([chapter("bare", [result(MEMBERS)]), strong, weak])
+    assert part.variants[best_alternative(part).index] == "sums, noise"
+    said = summarise(part, "run").alternative
+    assert "(0.6); accuracy goes from 90.0 % to 80.0 %" in said
+
+
+def test_what_a_stronger_server_reaches_is_not_called_solved():
+    """No leak in the run's own model, but outright if clients accept any architecture."""
+    crafted = "active_membership"
+    quiet = result(crafted, QUIET)
+    more = Estimate(value=1.0, low=0.99, high=1.0, n=40, baseline=0.5)
+    granted = replace(quiet, estimates={**quiet.estimates, "success_any_architecture": more})
+    (part,) = by_federation([chapter("bare", [result(crafted)]), chapter("sums", [granted])])
+    s = summarise(part, "run")
+    (row,) = s.rows
+    assert row.cells[1].beside.endswith("but 100 % if clients accept any architecture")
+    assert f"unsure: “{row.question}”" in s.alternative
+    (bare,) = by_federation([chapter("bare", [result(crafted)]), chapter("sums", [quiet])])
+    assert "unsure" not in summarise(bare, "run").alternative
+
+
+def test_a_card_draws_the_number_of_the_first_page():
+    """Where another reading than the headline decided, both show that one, and the card both."""
+    test = FamilyTest(method="max-T", adjusted={"s": 0.4, "t": 0.001}, decided="t", level=0.025)
+    weak = Estimate(value=0.52, low=0.44, high=0.6, n=40, baseline=0.5)
+    strong = Estimate(value=0.8, low=0.7, high=0.9, n=40, baseline=0.5)
+    decided = replace(result(MEMBERS), estimates={"s": weak, "t": strong}, test=test)
+    (part,) = by_federation([chapter("bare", [decided])])
+    (card,) = cards([part])
+    (drawn,) = card.parts[0].rows
+    (row,) = summarise(part, "run").rows
+    assert drawn.estimate == strong
+    assert row.cells[0].number in card.parts[0].picture
+    assert any("shown is t, which decided; s is 0.52" in line for line in card.parts[0].lines)
+
+
 def test_without_a_leak_it_is_not_called_safe():
     s = summed(chapter("bare", [result(MEMBERS, QUIET), result(LINKS, QUIET, detectable=None)]))
     assert s.today == "Today none of 2 questions shows a leak; 1 could not be answered."
@@ -93,7 +132,7 @@ def test_the_best_alternative_leaves_least_then_costs_least():
     (without,) = by_federation([base, half])
     short = facts_of(MEMBERS).words.short
     assert summarise(without).alternative.startswith(
-        f"No measured protection suffices. Nearest is “half”: it leaves “{short}”; accuracy"
+        f"No measured protection suffices. Nearest is “half”: it leaves “{short}” (0.9); accuracy"
     )
     (without,) = by_federation([base, half, dear])
     assert "accuracy goes from 90.0 % to 70.0 %" in summarise(without).alternative
@@ -198,7 +237,7 @@ def test_a_long_matrix_keeps_its_worst_questions_in_the_terminal():
     for audit in (MEMBERS, LINKS):
         assert any(line.startswith(facts_of(audit).words.short) for line in text)
     left = sum(line.startswith(f"{facts_of(a).words.short} ") for line in text for a in asked)
-    assert f"and {len(asked) - left} more: see the report" in text
+    assert f"({len(asked) - left} more: see the report)" in [line.rstrip() for line in text]
 
 
 @pytest.mark.parametrize("asked", [[MEMBERS], [MEMBERS, LINKS]])

@@ -6,7 +6,7 @@ import pytest
 
 from fedaudit.errors import ConfigError
 from fedaudit.files import parse_toml
-from fedaudit.setup.toml import to_toml, toml_value, update_toml
+from fedaudit.setup.toml import read, to_toml, toml_value, update_toml
 
 
 def test_what_is_written_reads_back():
@@ -37,3 +37,21 @@ def test_other_values_keep_the_comments_of_the_rest():
     for comment in ("# mine", "# fixed", "# own"):
         assert comment in out
     assert parse_toml(update_toml("", values)) == parse_toml(to_toml(values))
+
+
+def test_the_stored_config_of_a_run_finds_its_files_again(tmp_path):
+    public = {"data": {"path": "own.csv", "label": "y"}, "topology": {"kind": "star"}}
+    private = {"seed": 3, "data": {"path": str(tmp_path / "far" / "own.csv"), "label": "z"}}
+    run = tmp_path / "run"
+    (run / "truth").mkdir(parents=True)
+    (run / "config.toml").write_text(to_toml(public))
+    without = read(run)
+    assert without["data"]["path"] == str(run / "own.csv")
+    (run / "truth" / "config.toml").write_text(to_toml(private))
+    for named in (run, run / "config.toml"):
+        found = read(named)
+        # where the file lies, and nothing else: the seed stays in truth/
+        assert found == {
+            "data": {"path": private["data"]["path"], "label": "y"},
+            "topology": {"kind": "star"},
+        }

@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedaudit import cli, sites
+from fedaudit.accounting import from_opacus
 from fedaudit.audits.epsilon.scores import guesses_on
 from fedaudit.errors import FormatError, UsageError
 from fedaudit.sites import SiteCanaries
@@ -200,6 +201,26 @@ def test_every_round_adds_to_what_is_declared(tmp_path):
     for _ in range(3):
         file = canaries.declare(Accountant((1.5, 0.25, 4)))
     assert json.loads(file.read_text(encoding="utf-8")) == {"history": [[1.5, 0.25, 4]] * 3}
+
+
+def test_events_of_dp_accounting_are_declarations(tmp_path):
+    import dp_accounting
+    from dp_accounting import pld
+
+    one = dp_accounting.PoissonSampledDpEvent(0.25, dp_accounting.GaussianDpEvent(1.5))
+    accountant = pld.PLDAccountant()
+    accountant.compose(one, 4).compose(dp_accounting.GaussianDpEvent(2.0))
+    canaries = SiteCanaries(tmp_path, site="a")
+    canaries.declare(accountant)
+    file = canaries.declare(dp_accounting.SelfComposedDpEvent(one, 3))
+    held = json.loads(file.read_text(encoding="utf-8"))["history"]
+    assert held == [[1.5, 0.25, 4], [2.0, 1.0, 1], [1.5, 0.25, 3]]
+    assert from_opacus({"history": held[:2]}, 1e-5).epsilon == pytest.approx(
+        accountant.get_epsilon(1e-5), abs=1e-3
+    )
+    with pytest.raises(UsageError, match="no noisy sums of Poisson samples") as caught:
+        canaries.declare(dp_accounting.LaplaceDpEvent(1.0))
+    assert caught.value.got == "LaplaceDpEvent"
 
 
 # -- refusals --------------------------------------------------------------------------------------

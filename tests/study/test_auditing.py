@@ -1,12 +1,14 @@
 """Audits of a run: one that fails does not cost the others; what did not apply is tried again."""
 
 import json
+import stat
 
 import numpy as np
 import pytest
 
 from fedaudit import study
 from fedaudit.errors import IntegrityError, UsageError
+from fedaudit.reporting.shown_records import BANNER
 from fedaudit.study import audit
 from fedaudit.study.reuse import truth_digest
 from fedaudit.study.stored import result_sha256
@@ -187,3 +189,19 @@ def test_a_study_is_no_trace_and_names_its_runs(tmp_path):
     assert str(tmp_path / "a-x") in refused.value.got
     assert str(tmp_path / "a-y") in refused.value.got
     assert refused.value.remedy.endswith(f"fedaudit audit {tmp_path / 'a-x'}")
+
+
+def test_records_are_shown_on_a_private_page_that_was_asked_for_and_nowhere_else(tmp_path):
+    home, page = tmp_path / "run", tmp_path / "shown.html"
+    asked = {"reconstruction": {"matched_rounds": 0, "dishonest": "none"}, "fingerprint": {}}
+    study.run({**CONFIG, "audits": asked, "protections": {}}, home)
+    before = (home / "results" / "reconstruction.json").read_text(encoding="utf-8")
+    audit(home, ["reconstruction"], show_records=page)
+    assert BANNER in page.read_text(encoding="utf-8")
+    assert "<td" in page.read_text(encoding="utf-8")
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert BANNER not in (home / "report.html").read_text(encoding="utf-8")
+    after = json.loads((home / "results" / "reconstruction.json").read_text(encoding="utf-8"))
+    assert after["result"]["estimates"] == json.loads(before)["result"]["estimates"]
+    with pytest.raises(UsageError, match="no audit rebuilds any"):
+        audit(home, ["fingerprint"], show_records=page)

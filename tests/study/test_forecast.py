@@ -108,7 +108,9 @@ def test_more_work_takes_longer():
 
 
 def test_shares_of_a_run_grow_to_one():
-    ahead = Forecast((Stage("train", 6.0), Stage("a", 1.0), Stage("b", 3.0)), 1, 1, 1)
+    ahead = Forecast(
+        (Stage("train", 6.0, 6.0), Stage("a", 1.0, 1.0), Stage("b", 3.0, 3.0)), 1, 1, 1
+    )
     steps = [("train", 0, 2), ("train", 1, 2), ("train", 2, 2), ("audit", 1, 2), ("audit", 2, 2)]
     assert [ahead.share(*s) for s in steps] == pytest.approx([0, 0.3, 0.6, 0.7, 1.0])
 

@@ -154,6 +154,20 @@ def test_the_columns_of_a_table_are_told_apart(tmp_path):
     assert "free text" in chosen.why("ignore")
 
 
+def test_the_columns_of_a_comparison_ask_about_the_same_attack(tmp_path):
+    """`auto` plays another game behind noise than without: the row would not compare."""
+    config = tmp_path / "c.toml"
+    init(hospital_table(tmp_path), config)
+    text = config.read_text()
+    assert tomllib.loads(text)["audits"]["active_membership"]["adversary"] == "fc"
+    variants = study.plan([config])
+    assert len(variants) == 3
+    assert {v.config.audits["active_membership"].adversary for v in variants} == {"fc"}
+    # what is off says so in lines that an editor shows whole
+    assert "Off:" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
 def test_what_the_user_says_comes_first(tmp_path):
     config = tmp_path / "c.toml"
     chosen = init(hospital_table(tmp_path), config, label="sex", client="region")

@@ -65,6 +65,16 @@ def test_an_audit_that_could_not_answer_is_off_with_the_reason(tmp_path):
     assert "membership" in tomllib.loads(many.text)["audits"]
 
 
+def test_a_busy_machine_switches_no_audit_off(tmp_path, monkeypatch):
+    """Prices are held against the reference machine: the same tables give the same config."""
+    folder = sites(tmp_path / "many", [f"s{i}" for i in range(20)])
+    monkeypatch.setattr("fedaudit.study.forecast._slowness", lambda: 1.0)
+    idle = init(folder, tmp_path / "idle.toml")
+    monkeypatch.setattr("fedaudit.study.forecast._slowness", lambda: 50.0)
+    busy = init(folder, tmp_path / "busy.toml")
+    assert tomllib.loads(busy.text)["audits"] == tomllib.loads(idle.text)["audits"]
+
+
 def test_tables_without_a_header_keep_what_their_names_do_not_share(tmp_path):
     names = [f"processed.{n}" for n in ("cleveland", "hungarian", "va")]
     folder = sites(tmp_path / "heart", names, header="", suffix=".data")

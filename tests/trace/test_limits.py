@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedaudit.errors import TraceError, UsageError
-from fedaudit.trace import SERVER, Recorder, Trace
+from fedaudit.trace import PUBLIC, SERVER, Recorder, Trace
 from fedaudit.trace.examination import examine
 from fedaudit.trace.limits import RecordingLimits
 from fedaudit.trace.numbers import as_numbers
@@ -92,6 +92,85 @@ def test_what_does_not_fit_stops_a_steady_recording(tmp_path):
     assert len(Trace.open(tmp_path).rounds) == 1
 
 
+def test_whatever_goes_wrong_in_a_steady_recorder_stays_there(tmp_path, monkeypatch):
+    """An error that nobody foresaw ends the recording, never the training beside it."""
+    recorder = Recorder(tmp_path, like=LIKE, limits=STEADY)
+    played(recorder, 1)
+    monkeypatch.setattr("fedaudit.trace.recorder.write_round", lambda *_: {}["no such key"])
+    played(recorder, 2)
+    assert recorder.stopped == "KeyError: 'no such key'"
+    assert Trace.open(tmp_path).manifest.federation["recording_stopped"] == recorder.stopped
+
+
+def test_the_training_beside_a_steady_recorder_keeps_its_own_errors(tmp_path):
+    recorder = Recorder(tmp_path, like=LIKE, limits=STEADY)
+    with pytest.raises(KeyError), recorder.round():
+        raise KeyError("training")
+    played(recorder, 1)
+    with pytest.raises(KeyError), recorder.last_round():
+        raise KeyError("training")
+    assert recorder.stopped == ""
+    recorder.close()
+    assert examine(Trace.open(tmp_path)).whole
+
+
+@pytest.mark.parametrize("fault", ["full disk", "misfit", "lost file", "no round"])
+def test_a_released_model_that_cannot_be_added_stops_a_steady_recording(
+    fault, tmp_path, full_disk, caplog
+):
+    recorder = Recorder(tmp_path, like=LIKE, limits=STEADY)
+    if fault != "no round":
+        played(recorder, 1)
+    if fault == "lost file":
+        (tmp_path / "round-00001.safetensors").unlink()
+    if fault == "full disk":
+        full_disk()
+    given = {"x": np.zeros(3)} if fault == "misfit" else {"w": np.arange(2000.0)}
+    with recorder.last_round() as messages:
+        messages.send("model", SERVER, PUBLIC, given, step=9)
+    recorder.close()
+    assert recorder.stopped
+    assert len(caplog.records) == 1
+    if fault in ("full disk", "misfit"):  # the round is as it was
+        trace = Trace.open(tmp_path)
+        assert len(trace.seen_by(SERVER).updates(1).rows) == 3
+        assert trace.manifest.federation["recording_stopped"] == recorder.stopped
+
+
+def test_a_stopped_recording_keeps_nothing_in_memory(tmp_path):
+    recorder = Recorder(tmp_path, like=LIKE, limits=STEADY)
+    recorder.stop("the disk was full")
+    with recorder.round() as messages:
+        assert messages.put_once("model", np.zeros(2000, np.float32)) == -1
+        assert messages.send("model", SERVER, "c0", LIKE) == -1
+        assert messages.send_rows("delta", ["c0"], [SERVER], np.zeros((1, 2000)), step=1) == -1
+    assert messages.messages == []
+    assert messages._pieces() == {}
+
+
+def test_the_released_model_is_kept_whichever_rounds_are(tmp_path):
+    recorder = Recorder(tmp_path, like=LIKE, limits=RecordingLimits(every=3))
+    played(recorder, 1)
+    with recorder.round() as messages:
+        messages.send("delta", "c0", SERVER, LIKE)
+        messages.send("model", SERVER, PUBLIC, {"w": np.arange(2000.0)})
+    recorder.close()
+    trace = Trace.open(tmp_path)
+    assert [bool(m.parts) for m in trace.messages(2)] == [False, True]
+    np.testing.assert_array_equal(trace.seen_by(PUBLIC).released(), np.arange(2000))
+
+
+def test_fractions_for_whole_numbers_are_rounded_and_noted(tmp_path):
+    recorder = Recorder(tmp_path, like={**LIKE, "steps": np.zeros(2, np.int64)})
+    with recorder.round() as messages:
+        messages.send("model", SERVER, "c0", {**LIKE, "steps": np.array([1, 2])})
+        messages.send("model", SERVER, "c1", {**LIKE, "steps": np.array([2.7, -0.6])})
+    recorder.close()
+    trace = Trace.open(tmp_path)
+    assert [dict(m.notes) for m in trace.messages(1)] == [{}, {"rounded": "steps"}]
+    np.testing.assert_array_equal(trace.seen_by("c1").payload(1, 1, layout="integers"), [3, -1])
+
+
 def test_a_stopped_recording_can_be_continued(tmp_path):
     first = Recorder(tmp_path, like=LIKE, limits=STEADY)
     played(first, 1)
@@ -159,9 +238,13 @@ def test_torch_tensors_of_every_real_dtype_are_recorded(tmp_path):
     assert row["brain"].tolist() == [0.5, -3.140625]
     assert row["tiny"].tolist() == [0.5, 2.0]
     assert row["double"].tolist() == [0.1]
-    for odd in (torch.complex64, torch.complex128):
-        with pytest.raises(UsageError, match="cannot hold"):
-            as_numbers("w", torch.zeros(1, dtype=odd))
+    nothing = {"device": "meta"}  # a tensor without values
+    for odd in ({"dtype": torch.complex64}, {"dtype": torch.int4}, {"dtype": torch.uint1}, nothing):
+        with pytest.raises(UsageError, match="cannot hold") as refused:
+            as_numbers("w", torch.empty(1, **odd))
+        assert "leave it out" in str(refused.value)
+    assert as_numbers("w", torch.eye(2).to_sparse()).tolist() == [[1, 0], [0, 1]]
+    assert as_numbers("w", torch.tensor([1j]).conj().imag).tolist() == [-1.0]
 
 
 BARE = """
@@ -171,7 +254,7 @@ class Block(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
         if top not in allowed and top not in sys.stdlib_module_names:
-            raise ImportError(f"{name} is not installed here")
+            raise ModuleNotFoundError(f"{name} is not installed here", name=name)
 sys.meta_path.insert(0, Block())
 import numpy as np
 from safetensors.numpy import load_file
@@ -201,3 +284,16 @@ def test_numpy_and_safetensors_are_enough_to_record(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_bare_installation_says_what_the_command_line_needs():
+    blocked = BARE.partition("import numpy as np")[0] + "import runpy\nsys.argv = ['f', '--help']\n"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + "runpy.run_module('fedaudit', run_name='__main__')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "bare installation" in done.stderr
+    assert "Traceback" not in done.stderr

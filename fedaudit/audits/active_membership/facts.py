@@ -30,8 +30,8 @@ FACTS = AuditFacts(
             ANY_ARCHITECTURE,
             GREATER,
             "share of games",
-            "games that the server decides correctly if clients accept any architecture and take "
-            "one step",
+            "the same games if clients accept any architecture, and take one step",
+            given="clients accept any architecture",
         ),
         Measure(
             "true_positive_rate", GREATER, "share of members", "members that the server recognised"

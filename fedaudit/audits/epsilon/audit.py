@@ -19,13 +19,14 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from annotated_types import MinLen
 
+from fedaudit.accounting import Exposure
 from fedaudit.arrays import Bools
 from fedaudit.audits.audit import Audit, Knowledge
 from fedaudit.audits.epsilon.canaries import KINDS, Kind, Promise, Rehearsal
 from fedaudit.audits.epsilon.checks import compared, tail_of
 from fedaudit.audits.epsilon.facts import CHECKED, FACTS
 from fedaudit.audits.epsilon.instruments import checks_of
-from fedaudit.audits.epsilon.observed import Sighting, observe
+from fedaudit.audits.epsilon.observed import Sighting, noise_of_run, observe
 from fedaudit.audits.epsilon.outcome import (
     at_least,
     bound_of,
@@ -35,6 +36,7 @@ from fedaudit.audits.epsilon.outcome import (
     dominating,
     share_of_declared,
 )
+from fedaudit.audits.epsilon.scores import guesses_on
 from fedaudit.audits.outright import without_config
 from fedaudit.audits.planning import Aim, SampleSize, Setting, Shape
 from fedaudit.errors import ConfigError, NotApplicable
@@ -44,6 +46,18 @@ from fedaudit.stats import epsilon as statistics
 from fedaudit.stats import power
 from fedaudit.trace import Truth, View
 
+ONE_RELEASE = Promise(
+    exposure=Exposure(sampling_rate=1.0, steps=1, rounds=1),
+    multiplier=1.0,
+    clip=1.0,
+    epsilon=math.inf,
+    delta=1e-5,
+    unit="record",
+    relation="add_or_remove",
+    records=1,
+)
+"""A single Gaussian release, for what can be shown before anything is declared."""
+
 MIXED = (
     "uploads bear no names and clients have different noise: each is held against the least noise "
     "that any client declares, and there is no gain where their clips weigh differently"
@@ -52,9 +66,13 @@ MIXED = (
 
 @dataclass(frozen=True)
 class EpsilonGuess:
-    """The adversary's scores and guesses in every rehearsal, and the declarations."""
+    """The adversary's scores and guesses in every rehearsal, and the declarations.
+
+    `run`: the noise in the run itself, where it can be read.
+    """
 
     observed: tuple[Sighting, ...]
+    run: Sighting | None
     vantage: str
     trace_sha256: str
 
@@ -122,7 +140,8 @@ class EpsilonAudit(Audit):
         """Canaries needed to show an epsilon (default: 1) by guesses on a tenth of the coins."""
         epsilon = 1.0 if aim.effect is None else aim.effect
         share = 1.0 / (1.0 + math.exp(-epsilon))
-        guesses = power.trials_for_share(share, 0.5, *aim.level)
+        canaries = 10 * power.trials_for_share(share, 0.5, *aim.level)
+        most = ceiling_of(canaries, guesses_on(canaries), ONE_RELEASE, aim.confidence)
         return [
             SampleSize(
                 audit=cls.name,
@@ -130,9 +149,10 @@ class EpsilonAudit(Audit):
                 unit="canaries",
                 chance=0.0,
                 wanted=epsilon,
-                needed=10 * guesses,
-                how=f"canaries = {10 * guesses:,}, if the server sees a bit of randomised response "
-                "for each; a sampled and composed mechanism shows less",
+                needed=canaries,
+                how=f"canaries = {canaries:,}, if the server sees a bit of randomised response "
+                "for each; a sampled and composed mechanism shows less. With every guess right, "
+                f"at most {most:.2g} can be shown of a Gaussian release",
                 rule="exact binomial power of the guesses, each right with e^eps / (1 + e^eps)",
             )
         ]
@@ -154,9 +174,9 @@ class EpsilonAudit(Audit):
                 got=rehearsals[0].view.vantage,
                 remedy="rehearse for this vantage",
             )
-        return EpsilonGuess(
-            tuple(observe(r, rng) for r in rehearsals), view.vantage, view.trace_sha256
-        )
+        observed = tuple(observe(r, rng) for r in rehearsals)
+        run = noise_of_run(observed[0], view)
+        return EpsilonGuess(observed, run, view.vantage, view.trace_sha256)
 
     def score(
         self, guess: EpsilonGuess, truth: Truth | None, rng: np.random.Generator
@@ -170,7 +190,7 @@ class EpsilonAudit(Audit):
         weakest = dominating(guess.observed[0].rehearsal.promises)
         estimates = self._bounds(guess.observed, coins, weakest)
         epsilon = estimates["epsilon"]
-        checks = checks_of(guess.observed, coins, drawn)
+        checks = checks_of(guess.observed, coins, drawn, guess.run)
         measured, bounds = compared(checks, self.false_alarms)
         tail = tail_of(checks, self.false_alarms)
         measured[CHECKED] = self._checked(guess.observed[0], coins[0], weakest, tail)

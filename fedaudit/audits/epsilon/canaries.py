@@ -20,8 +20,9 @@ from fedaudit.trace import View
 
 Kind = Literal["dense", "layer", "record", "client"]
 KINDS: tuple[Kind, ...] = ("dense", "layer", "record", "client")
-Release = Literal["steps", "uploads", "models"]
-"""Where declared noise is read: sums of steps inside an upload, single uploads, model by model."""
+Release = Literal["steps", "sums", "uploads", "models"]
+"""Where declared noise is read: sums of steps inside an upload, or inside the movement of the
+model; single uploads, or the movement of the model."""
 
 Gradients = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 """Model (d,) -> gradients (n, d) of the record canaries, in their order."""
@@ -101,7 +102,7 @@ class Promise:
         """Clients of one schedule have one curve, and their coins may be pooled."""
         return self.exposure, self.multiplier, self.delta, self.relation
 
-    def curve(self, step: int = 0) -> PrivacyCurve:
+    def curve(self, step: float = 0) -> PrivacyCurve:
         """The curve of the declared schedule with `step` x 2 % less noise."""
         z, e = self.multiplier * FINENESS**-step, self.exposure
         if e.total * e.sampling_rate > 2 * z * z * BEYOND:
@@ -131,7 +132,7 @@ class Rehearsal:
     expected number. `gradients`: those of the record canaries. `notes`: remarks for the reader.
     `single`: every example is a unit of privacy. `held`: keeps a folder. `release`: where the noise
     is read. For whole clients, a batch is a client's part in a round; `server`: learning rate and
-    momentum of the server.
+    momentum of the server. `weights` (K,): of clients in a sum.
     """
 
     view: View
@@ -145,6 +146,7 @@ class Rehearsal:
     notes: tuple[str, ...] = ()
     release: Release = "steps"
     server: tuple[float, float] = (1.0, 0.0)
+    weights: Floats = field(default_factory=lambda: np.ones(1))
     held: Any = None
 
     @property

@@ -1,5 +1,7 @@
 """Measures, verdict and words of the epsilon audit."""
 
+from dataclasses import replace
+
 from fedaudit.audits.facts import (
     GREATER,
     LESS,
@@ -10,6 +12,18 @@ from fedaudit.audits.facts import (
     Decision,
     Measure,
     Words,
+)
+
+NOISE = (
+    Measure("noise", LESS, "of the declared power", "power of the noise in a tensor"),
+    *(
+        Measure(f"noise_between_{which}", LESS, "of the declared power", f"power of {words}")
+        for which, words in (
+            ("tensors", "differences of tensors"),
+            ("clients", "differences of uploads"),
+            ("rounds", "differences of rounds"),
+        )
+    ),
 )
 
 CHECKED = "epsilon_checked"
@@ -43,18 +57,16 @@ FACTS = AuditFacts(
         ),
         Measure("guessed", GREATER, "share of coins", "coins of canaries guessed correctly"),
         Measure("gain", UNKNOWN, "clips", "what an inserted canary moves over what it may move"),
-        Measure("noise", LESS, "of the declared power", "power of the noise in a tensor"),
-        Measure(
-            "noise_between_clients",
-            LESS,
-            "of the declared power",
-            "power of differences of uploads",
-        ),
-        Measure(
-            "noise_between_rounds", LESS, "of the declared power", "power of differences of rounds"
-        ),
+        *NOISE,
+        *(replace(m, name=f"run_{m.name}", words=f"{m.words} (run itself)") for m in NOISE),
         Measure("batch_sizes", UNKNOWN, "of the declared size", "mean size of a batch"),
         Measure("spread_of_batch_sizes", UNKNOWN, "of Poisson sampling", "variance of batch sizes"),
+        Measure(
+            "spread_of_draws",
+            UNKNOWN,
+            "of Poisson sampling",
+            "variance of how often canaries are drawn",
+        ),
         Measure("steps", GREATER, "steps", "steps of one client"),
         Measure("diverged_rounds", GREATER, "rounds", "rounds with numbers that are not finite"),
         Measure("delta_times_records", GREATER, "records", "delta times the number of records"),

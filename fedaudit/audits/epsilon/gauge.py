@@ -8,6 +8,8 @@ holds for the difference of two uploads, which shrinks if both carry the same no
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +20,14 @@ from fedaudit.layout import Layout
 
 @dataclass(frozen=True)
 class NoisePower:
-    """Measured `power` over the declared one of `numbers` independent noisy numbers."""
+    """Measured `power` over the declared one of `numbers` independent noisy numbers.
+
+    `either`: of differences, the power of what was subtracted; as large if both are independent.
+    """
 
     power: float
     numbers: int
+    either: float = math.nan
 
     def interval(self, tail: float) -> tuple[float, float]:
         """Ends of an interval for noise alone, each missed with probability `tail`."""
@@ -51,23 +57,63 @@ def of_differences(first: Floats, second: Floats, variance: Floats) -> NoisePowe
     """NoisePower of the differences of paired rows (n, d); `variance` (n,): of both together."""
     apart = first - second
     power = float((np.square(apart).sum(axis=1) / variance).sum()) / apart.size
-    return NoisePower(power, apart.size)
+    both = np.square(first) + np.square(second)
+    return NoisePower(power, apart.size, float((both.sum(axis=1) / variance).sum()) / apart.size)
+
+
+def between_tensors(rows: Floats, variance: Floats, layout: Layout) -> Iterator[NoisePower]:
+    """Differences of tensors within rows (n, d), whose noise has variance (n,) per number.
+
+    Tensors of similar size make disjoint pairs, so that differences are independent. A generator
+    that begins anew for every tensor gives the smaller of a pair the larger one's first numbers.
+    """
+    largest = sorted(layout.entries, key=lambda e: -e.size)
+    for one, other in zip(largest[::2], largest[1::2], strict=False):
+        first, second = (rows[:, e.columns][:, : other.size] for e in (one, other))
+        yield of_differences(first, second, 2 * variance)
 
 
 def pooled(powers: list[NoisePower]) -> NoisePower:
     """One power over independent parts."""
     numbers = sum(p.numbers for p in powers)
-    return NoisePower(sum(p.power * p.numbers for p in powers) / numbers, numbers)
+    return NoisePower(
+        sum(p.power * p.numbers for p in powers) / numbers,
+        numbers,
+        sum(p.either * p.numbers for p in powers) / numbers,
+    )
 
 
 def spread_of_sizes(size: Floats, pool: Floats, rate: Floats) -> float:
-    """Variance of batch sizes (n,) over that of Poisson sampling at rates below 1."""
+    """Variance of batch sizes (n,) over that of Poisson sampling at rates below 1.
+
+    Also of how often examples were drawn: `pool` (n,) is then the number of steps.
+    """
     return float((np.square(size - pool * rate) / (pool * rate * (1 - rate))).mean())
 
 
-def spread_freedom(pool: Floats, rate: Floats) -> float:
-    """Degrees of freedom of the chi-square variable with the variance of `spread_of_sizes`."""
-    variance = pool * rate * (1 - rate)
-    # fourth moment of a binomial size: 3 + (1 - 6 p (1 - p)) / variance
-    each = 2 + (1 - 6 * rate * (1 - rate)) / variance
-    return float(2 * len(pool) ** 2 / each.sum())
+def spread_interval(spread: float, pool: Floats, rate: Floats, tail: float) -> tuple[float, float]:
+    """Ends around `spread_of_sizes` of Poisson samples, each missed with probability `tail`.
+
+    Two variables of the same mean and variance: chi-square, and a shifted gamma that has the
+    skewness of squared binomial sizes too. In each tail the further quantile counts.
+    """
+    from scipy.special import chdtri, gammainccinv, gammaincinv
+
+    s, n = rate * (1 - rate), len(pool)
+    v = pool * s
+    # moments of a squared, standardised binomial size, from the cumulants of the size
+    second = np.maximum(2 + (1 - 6 * s) / v, 1e-9)
+    third = 15 + (25 - 130 * s) / v + (1 - 30 * s + 120 * s * s) / v**2 - 3 * (second + 1) + 2
+    variance = float(second.sum()) / n**2
+    skewness = max(float(third.sum()) / n**3 / variance**1.5, 1e-6)
+    freedom, shape = 2 / variance, 4 / skewness**2
+    width = math.sqrt(variance / shape)
+    most = max(
+        float(chdtri(freedom, tail)) / freedom,
+        1 + width * (float(gammainccinv(shape, tail)) - shape),
+    )
+    least = float(chdtri(freedom, 1 - tail)) / freedom
+    further = 1 + width * (float(gammaincinv(shape, tail)) - shape)
+    if further > 0:  # of few rare draws, the gamma may lie below zero
+        least = min(least, further)
+    return spread / most, spread / max(least, 1e-9)

@@ -7,8 +7,8 @@ declaration fixes, and says what a difference means.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,24 @@ from fedaudit.stats.intervals import clopper_pearson_bounds
 
 FEWEST = 5
 """Canaries on each side of a coin for a gain."""
+FEWEST_DRAWS = 1.0
+"""Expected draws of a canary for the spread of draws."""
 
 
 def checks_of(
-    observed: Sequence[Sighting], coins: Sequence[Bools], drawn: Sequence[Bools]
+    observed: Sequence[Sighting],
+    coins: Sequence[Bools],
+    drawn: Sequence[Bools],
+    run: Sighting | None = None,
 ) -> list[Check]:
-    """All checks of one declaration, over all rehearsals."""
+    """All checks of one declaration, over all rehearsals; `run`: the noise of the run itself."""
     return [
         *_guesses(observed, coins),
         *_gains(observed, coins, drawn),
         *noise_checks(observed),
+        *(() if run is None else _in_the_run(run)),
         *_sampling(observed, drawn, coins),
+        *_draw_counts(observed, drawn, coins),
         *_declaration(observed),
     ]
 
@@ -184,20 +191,27 @@ def _gains(
             **(_over(size) if size > 1 else _within(first.promises[0].unit)),
         )
     layer = (of.norm > 1) & (of.kind == "layer")
-    for t, name in enumerate(first.canaries.tensors):
-        yield from of.gain(
-            f"gain ({name}, norm {of.norm.max():g})",
-            layer & (of.tensor == t),
-            1.0,
-            declared=1.0,
-            above=f"Clipping leaves out {name}: a canary that lies in it moves a sum by more "
-            "than the clip.",
+    found = [
+        (name, check)
+        for t, name in enumerate(first.canaries.tensors)
+        for check in of.gain(
+            f"gain ({name}, norm {of.norm.max():g})", layer & (of.tensor == t), 1.0, declared=1.0
         )
+    ]
+    least = min((check.value for _, check in found), default=0.0)
+    for name, check in found:
+        within = f"a canary that lies in {name} moves a sum by more than the clip."
+        alone = check.value > 2 * max(1.0, least)  # canaries in another tensor are clipped
+        cause = f"Clipping leaves out {name}" if alone else "Clipping is broken"
+        yield replace(check, above=f"{cause}: {within}")
 
 
 def _over(size: float) -> dict[str, str]:
     said = f"a canary of norm {size:g} x clip moves a sum by more than the clip."
-    return {"above": f"Clipping is broken: {said}"}
+    return {
+        "above": f"Clipping is broken: {said}",
+        "below": f"Clipping is not that of the declared norm: {said.replace('more', 'less')}",
+    }
 
 
 def _within(unit: str) -> dict[str, str]:
@@ -212,22 +226,39 @@ def _within(unit: str) -> dict[str, str]:
 
 
 def noise_checks(observed: Sequence[Sighting]) -> Iterator[Check]:
-    """Power of the noise over the declared one: per tensor, between clients and rounds."""
+    """Power of the noise over the declared one: per tensor, and between two of a kind."""
     for name in observed[0].noise:
         power = gauge.pooled([o.noise[name] for o in observed])
         yield _power(f"noise ({name})", power, _less(name, power, observed[0]))
-    said = {
-        "clients": "Clients share their noise: the difference of two uploads holds less of it than "
-        "two uploads with noise of their own.",
-        "rounds": "Noise repeats from round to round: the difference of two uploads holds less of "
-        "it than two draws.",
-    }
-    least = min((p.power for p in observed[0].noise.values()), default=1.0)
-    for which in observed[0].apart:
-        power = gauge.pooled([o.apart[which] for o in observed])
-        # where all noise is too small, differences are too: that is said of the tensors
-        own = least > 0.9 or power.power < 0.3 * least
-        yield _power(f"noise_between_{which}", power, said[which] if own else "")
+    apart = {which: gauge.pooled([o.apart[which] for o in observed]) for which in observed[0].apart}
+    for which, power in apart.items():
+        yield _power(f"noise_between_{which}", power, _shared(which, apart))
+
+
+def _in_the_run(run: Sighting) -> Iterator[Check]:
+    """The same of the run that is audited: a rehearsal may have another loader, or another seed."""
+    for check in noise_checks([run]):
+        yield replace(check, name=f"run_{check.name}", below=f"In the run itself: {check.below}")
+
+
+SHARED = {
+    "tensors": "Tensors share their noise: the difference of two tensors of an upload holds less "
+    "of it than two draws.",
+    "clients": "Clients share their noise: the difference of two uploads holds less of it than "
+    "two uploads with noise of their own.",
+    "rounds": "Noise repeats from round to round: the difference of two uploads holds less of "
+    "it than two draws.",
+}
+
+
+def _shared(which: str, apart: Mapping[str, NoisePower]) -> str:
+    """What too little noise in differences means: less of it everywhere, or the same twice."""
+    power, either = apart[which].power, apart[which].either
+    others = max((p.power for w, p in apart.items() if w != which), default=math.inf)
+    # without the declared noise, what similar gradients have in common cancels too
+    if either > 0.75 and power < max(0.9 * min(either, others), 0.5 * either):
+        return SHARED[which]
+    return "There is less noise than declared: the difference of two uploads holds too little."
 
 
 def _power(name: str, power: NoisePower, below: str) -> Check:
@@ -247,18 +278,20 @@ def _less(name: str, power: NoisePower, first: Sighting) -> str:
     """Likely cause of too little noise in a tensor, judged by how much is missing."""
     r = first.rehearsal
     # differences hold less of the gradients
-    ratio = math.sqrt(min([power.power, *(p.power for p in first.apart.values())]))
+    apart = [p.power for which, p in first.apart.items() if which != "tensors"]
+    least = min([power.power, *apart])
     promise = r.promises[0]
     batch = promise.exposure.sampling_rate * promise.records
     parts = "number of clients" if promise.unit == "client" else "batch"
-    everywhere = min((p.power for p in first.apart.values()), default=0.0)
+    everywhere = min(apart, default=0.0)
     if everywhere > max(0.2, 4 * power.power):
         return f"There is too little noise on {name}, or none: other tensors have theirs."
     for factor, why in (
         (1 / max(batch, 1e-9), f"the noise is divided by the {parts} once more"),
         (1 / promise.clip, "the noise multiplier is used as a deviation, without the clip"),
     ):
-        if factor < 0.95 and 0.8 * factor < ratio < 2.5 * factor:
+        # gradients add some power
+        if factor < 0.95 and 0.6 * factor**2 < least < 1.5 * factor**2 + 0.02:
             return f"There is less noise than declared on {name}, as if {why}."
     return f"There is less noise than declared on {name}."
 
@@ -282,7 +315,6 @@ def _sampling(
     mean = float(size.sum() / (pool * rate[client]).sum())
     spread = gauge.spread_of_sizes(size[varies], pool[varies], rate[client][varies])
     n, trials, expected = len(size), int(pool.sum()), float((pool * rate[client]).sum())
-    freedom = gauge.spread_freedom(pool[varies], rate[client][varies])
 
     def ends(tail: float) -> tuple[float, float]:
         # unequal rates make a sum less variable than one equal rate (Hoeffding 1956)
@@ -306,7 +338,7 @@ def _sampling(
         value=spread,
         declared=1.0,
         n=int(varies.sum()),
-        ends=lambda tail: gauge.chi_square_interval(spread, freedom, tail),
+        ends=lambda tail: gauge.spread_interval(spread, pool[varies], rate[client][varies], tail),
         source="Poisson sampling at the declared rate",
         above="Batch sizes vary more than Poisson sampling gives: steps do not draw independently.",
         below="Batch sizes hardly vary: batches are shuffled, or dropped if they are not full, and "
@@ -328,6 +360,48 @@ def _batches(o: Sighting, drawn: Bools, coins: Bools) -> tuple[Indices, Floats, 
     return client, size, (records + extra)[client].astype(np.float64)
 
 
+def _draw_counts(
+    observed: Sequence[Sighting], drawn: Sequence[Bools], coins: Sequence[Bools]
+) -> Iterator[Check]:
+    """How unequally inserted canaries are drawn, beside independent draws at the declared rate."""
+    parts, draws, again = [], 0, 0
+    for o, d, c in zip(observed, drawn, coins, strict=True):
+        r = o.rehearsal
+        column = np.unique(r.batches[:, :2], axis=0, return_inverse=True)[1].reshape(-1)
+        for client, promise in enumerate(r.promises):
+            rate, of_client = promise.exposure.sampling_rate, r.batches[:, 2] == client
+            inserted = d[c & (r.canaries.client == client)][:, np.sort(column[of_client])]
+            n, steps = inserted.shape
+            if not n * steps or rate >= 1 or promise.unit == "client":
+                continue
+            parts.append((inserted.sum(axis=1), np.full(n, steps), np.full(n, rate)))
+            by_round = inserted.reshape(n, -1, promise.exposure.steps)
+            draws += int(by_round[:, :-1].sum())
+            again += int((by_round[:, :-1] & by_round[:, 1:]).sum())
+    if not parts:
+        return
+    count, pool, rates = (np.concatenate(p).astype(np.float64) for p in zip(*parts, strict=True))
+    if (pool * rates).mean() < FEWEST_DRAWS:
+        return
+    spread = gauge.spread_of_sizes(count, pool, rates)
+    # the share of draws that come again in the next round's same step is the rate, or one
+    returns = draws and again / draws > 0.5 * (1 + rates.mean())
+    yield Check(
+        name="spread_of_draws",
+        value=spread,
+        declared=1.0,
+        n=len(count),
+        ends=lambda tail: gauge.spread_interval(spread, pool, rates, tail),
+        source="Poisson sampling at the declared rate",
+        above="The same batches come again every round: a record is drawn in all of them or never."
+        if returns
+        else "Some records are drawn more often than others: the rate is not the same for all.",
+        below="Records are drawn more evenly than Poisson samples: batches are shuffled, or "
+        "records take turns.",
+        method="shifted gamma; one error rate for all checks",
+    )
+
+
 # -- declaration ----------------------------------------------------------------------------------
 
 
@@ -338,7 +412,7 @@ def _declaration(observed: Sequence[Sighting]) -> Iterator[Check]:
         taken = np.bincount(r.batches[:, 2], minlength=len(r.promises))
         declared = np.array([p.exposure.total for p in r.promises])
         worst = int((taken - declared).argmax())
-        taken_of = "steps" if r.release == "steps" else "rounds"
+        taken_of = "steps" if r.release in ("steps", "sums") else "rounds"
         yield Check(
             name="steps",
             value=float(taken[worst]),

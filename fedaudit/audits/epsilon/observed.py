@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,8 @@ from fedaudit.audits.epsilon import gauge, released
 from fedaudit.audits.epsilon.canaries import Rehearsal
 from fedaudit.audits.epsilon.gauge import NoisePower
 from fedaudit.audits.epsilon.scores import among_rows, calls, log_ratio, robust_variance
-from fedaudit.trace import ANONYMOUS
+from fedaudit.layout import Layout
+from fedaudit.trace import ANONYMOUS, View
 
 LARGEST = 1e30
 """Sums of squares of larger numbers may overflow."""
@@ -28,7 +29,7 @@ class Sighting:
     other clients, who do not hold the canary; 0 where nobody else is named. `read` (R,): rounds
     that were read. `call` (m,): guesses, 1 in, -1 out, 0 withheld.
     `noise`: tensor -> power over the declared one; `apart`: the same of differences between
-    clients and between rounds. `named`: whether uploads bear names. `diverged`: rounds with
+    tensors, clients and rounds. `named`: whether uploads bear names. `diverged`: rounds with
     numbers that are not finite, which are left out.
     """
 
@@ -69,6 +70,48 @@ class Sighting:
 
 
 @dataclass
+class _Powers:
+    """Powers of noise, as rounds are read."""
+
+    layout: Layout
+    of_tensors: dict[str, list[NoisePower]] = field(default_factory=dict)
+    of_differences: dict[str, list[NoisePower]] = field(default_factory=dict)
+    before: dict[str, tuple[Floats, float]] = field(default_factory=dict)
+
+    @property
+    def noise(self) -> dict[str, NoisePower]:
+        return {name: gauge.pooled(parts) for name, parts in self.of_tensors.items()}
+
+    @property
+    def apart(self) -> dict[str, NoisePower]:
+        return {name: gauge.pooled(parts) for name, parts in self.of_differences.items()}
+
+    def add(self, rows: Floats, variance: Floats, senders: tuple[str, ...], named: bool) -> None:
+        """Add a round's power, and that of differences between tensors, clients and rounds."""
+        for name, power in gauge.of_tensors(rows, variance, self.layout).items():
+            self.of_tensors.setdefault(name, []).append(power)
+        for power in gauge.between_tensors(rows, variance, self.layout):
+            self.of_differences.setdefault("tensors", []).append(power)
+        n = len(rows) // 2
+        if n:
+            both = variance[:n] + variance[n : 2 * n]
+            power = gauge.of_differences(rows[:n], rows[n : 2 * n], both)
+            self.of_differences.setdefault("clients", []).append(power)
+        now = dict(zip(senders, rows, strict=True)) if named else {"": rows.sum(axis=0)}
+        spread = dict(zip(senders, variance, strict=True)) if named else {"": float(variance.sum())}
+        both_rounds = [s for s in now if s in self.before]
+        if not both_rounds:
+            self.before = {s: (row, spread[s]) for s, row in now.items()}
+            return
+        first = np.stack([self.before[s][0] for s in both_rounds])
+        second = np.stack([now[s] for s in both_rounds])
+        both = np.array([self.before[s][1] + spread[s] for s in both_rounds])
+        power = gauge.of_differences(first, second, both)
+        self.of_differences.setdefault("rounds", []).append(power)
+        self.before = {}  # disjoint pairs of rounds are independent
+
+
+@dataclass
 class _Rounds:
     """Sums over the rounds of a view, as they are read."""
 
@@ -77,11 +120,10 @@ class _Rounds:
     signal: Floats
     beside: Floats
     read: Bools
-    noise: dict[str, list[NoisePower]] = field(default_factory=dict)
-    apart: dict[str, list[NoisePower]] = field(default_factory=dict)
+    powers: _Powers
     named: bool = True
     moved: Floats | None = None
-    before: dict[str, tuple[Floats, float]] = field(default_factory=dict)
+    diverged: int = 0
 
 
 def observe(rehearsal: Rehearsal, rng: np.random.Generator) -> Sighting:
@@ -89,8 +131,9 @@ def observe(rehearsal: Rehearsal, rng: np.random.Generator) -> Sighting:
     m, rounds = len(rehearsal.canaries), len(rehearsal.view.rounds)
     read = np.ones(rounds, dtype=bool)
     none = np.zeros((m, rounds))
-    so_far = _Rounds(rehearsal, np.zeros(m), none, none.copy(), read)
-    read_round = _read if rehearsal.release == "steps" else _read_clients
+    powers = _Powers(rehearsal.view.layout)
+    so_far = _Rounds(rehearsal, np.zeros(m), none, none.copy(), read, powers)
+    read_round = _read if rehearsal.release in ("steps", "sums") else _read_clients
     for number in rehearsal.view.rounds:
         read_round(so_far, number)
     plain = max(p.curve().total_variation for p in set(rehearsal.promises))
@@ -103,42 +146,110 @@ def observe(rehearsal: Rehearsal, rng: np.random.Generator) -> Sighting:
         beside=so_far.beside,
         read=read,
         call=calls(ratio, rehearsal.canaries.is_record.astype(np.int64), plain),
-        noise={name: gauge.pooled(parts) for name, parts in so_far.noise.items()},
-        apart={name: gauge.pooled(parts) for name, parts in so_far.apart.items()},
+        noise=so_far.powers.noise,
+        apart=so_far.powers.apart,
         named=so_far.named,
-        diverged=int((~read).sum()),
+        diverged=so_far.diverged,
     )
 
 
-def _read(so_far: _Rounds, number: int) -> None:
-    """Add one round."""
-    r = so_far.rehearsal
-    updates = r.view.updates(number, senders={*r.clients, ANONYMOUS})
+@dataclass(frozen=True)
+class _Uploads:
+    """Uploads of a round, as sums of noisy steps over the clip.
+
+    `rows` (n, d), with noise of `variance` (n,) per number; `owner` (n,): the client of each.
+    `one_sum`: all rows are one sum over clients, in units of each one's clip.
+    """
+
+    rows: Floats
+    variance: Floats
+    owner: Indices
+    senders: tuple[str, ...]
+    one_sum: bool = False
+
+    @property
+    def named(self) -> bool:
+        return ANONYMOUS not in self.senders
+
+
+def _uploads(r: Rehearsal, view: View, number: int) -> _Uploads | None:
+    """The uploads that a view of the federation shows in a round; None if they diverged."""
+    updates = view.updates(number, senders={*r.clients, ANONYMOUS})
     if not np.abs(updates.rows).max() < LARGEST:
-        so_far.read[number - 1] = False
-        return
+        return None
     place = {name: c for c, name in enumerate(r.clients)}
-    named = ANONYMOUS not in updates.senders
-    so_far.named &= named
     # row -> its client; an anonymous row holds at least as much noise as the quietest client's
     quietest = int(r.powers.argmin())
     owner = np.array([place.get(s, quietest) for s in updates.senders])
     promise = [r.promises[c] for c in owner]
     clip = np.array([p.clip for p in promise])
     scale = np.ones(len(owner)) if r.scale is None else r.scale[owner]
-    rows = -np.asarray(updates.rows, dtype=np.float64) / (scale * clip)[:, None]
-    variance = np.array([p.exposure.steps * p.multiplier**2 for p in promise], dtype=np.float64)
+    return _Uploads(
+        rows=-np.asarray(updates.rows, dtype=np.float64) / (scale * clip)[:, None],
+        variance=np.array([p.exposure.steps * p.multiplier**2 for p in promise], dtype=np.float64),
+        owner=owner,
+        senders=updates.senders,
+    )
+
+
+def _summed(r: Rehearsal, number: int) -> _Uploads | None:
+    """The sum over clients that a round's movement of the model shows; None if it diverged."""
+    moved = released.movement(r.view, r.clients, number)
+    if not np.abs(moved).max() < LARGEST:
+        return None
+    owner = np.unique(released.taking_part(r, number))
+    share = r.server[0] * r.weights[owner] / r.weights[owner].sum()
+    one = share * r.moves[owner]  # how far one clip of each client moves the model
+    power = float((np.square(share) * r.powers[owner]).sum())
+    return _Uploads(
+        rows=-moved / one[:, None],
+        variance=power / np.square(one),
+        owner=owner,
+        senders=tuple(r.clients[c] for c in owner),
+        one_sum=True,
+    )
+
+
+def _read(so_far: _Rounds, number: int) -> None:
+    """Add one round."""
+    r = so_far.rehearsal
+    found = _summed(r, number) if r.release == "sums" else _uploads(r, r.view, number)
+    if found is None or (found.one_sum and not found.rows.any()):
+        so_far.read[number - 1] = False
+        so_far.diverged += found is None  # else too few clients answered, and the model stayed
+        return
+    rows, variance, owner, named = found.rows, found.variance, found.owner, found.named
+    so_far.named &= named
     shares = r.canaries.along(rows)  # (n, m)
     if r.scale is None:  # the noise per upload is not known: that of most canaries' signals
         spread = np.array([robust_variance(s) for s in shares])
         shares *= np.sqrt(variance / np.maximum(spread, 1e-300))[:, None]
-    _add_scores(so_far, number, shares, variance, owner, named)
+    _add_scores(so_far, number, shares, found)
     if r.gradients is not None and r.scale is not None:
-        held = next((r.view.received(number, s) for s in r.clients if s in updates.senders), None)
+        held = next((r.view.received(number, s) for s in r.clients if s in found.senders), None)
         if held is not None or not named:
             _add_records(so_far, number, rows, variance, owner, named, held)
-    if r.scale is not None:
-        _add_noise(so_far, rows, variance, updates.senders, named)
+    if found.one_sum:
+        so_far.powers.add(rows[:1], variance[:1], ("",), False)
+    elif r.scale is not None:
+        so_far.powers.add(rows, variance, found.senders, named)
+
+
+def noise_of_run(seen: Sighting, view: View) -> Sighting | None:
+    """The noise in the uploads of the run itself, which holds no canaries.
+
+    None where uploads are no sums of noisy steps, or where the run is what was read.
+    """
+    r = seen.rehearsal
+    same = view is r.view or (view.trace_sha256 and view.trace_sha256 == r.view.trace_sha256)
+    if r.release != "steps" or r.scale is None or same:
+        return None
+    powers = _Powers(view.layout)
+    for number in view.rounds:
+        found = _uploads(r, view, number)
+        if found is not None:
+            powers.add(found.rows, found.variance, found.senders, found.named)
+    return replace(seen, noise=powers.noise, apart=powers.apart)
 
 
 def _read_clients(so_far: _Rounds, number: int) -> None:
@@ -148,31 +259,25 @@ def _read_clients(so_far: _Rounds, number: int) -> None:
         found = released.of_uploads(r, number)
     else:
         found = released.of_models(r, number, so_far.moved)
-        so_far.moved = released.movement(r, number)
+        so_far.moved = released.movement(r.view, r.clients, number)
     if not np.abs(found.rows).max() < LARGEST:
         so_far.read[number - 1] = False
+        so_far.diverged += 1
         return
     so_far.named &= found.named
     so_far.ratio += found.ratio
     so_far.signal[:, number - 1] = found.signal
     so_far.beside[:, number - 1] = found.beside
-    _add_noise(
-        so_far, found.rows, found.variance, found.senders, found.named and len(found.rows) > 1
+    so_far.powers.add(
+        found.rows, found.variance, found.senders, found.named and len(found.rows) > 1
     )
 
 
-def _add_scores(
-    so_far: _Rounds,
-    number: int,
-    shares: Floats,
-    variance: Floats,
-    owner: Indices,
-    named: bool,
-) -> None:
+def _add_scores(so_far: _Rounds, number: int, shares: Floats, found: _Uploads) -> None:
     """Add the round's likelihood ratios and signals, from shares (n, m) of n rows."""
-    r = so_far.rehearsal
+    r, owner, named = so_far.rehearsal, found.owner, found.named
     # gradients of real records add to the noise
-    widest = np.maximum(variance, [robust_variance(s) for s in shares])
+    widest = np.maximum(found.variance, [robust_variance(s) for s in shares])
     for client in np.unique(r.canaries.client):
         mine = np.flatnonzero((r.canaries.client == client) & ~r.canaries.is_record)
         e = r.promises[client].exposure
@@ -182,7 +287,7 @@ def _add_scores(
         each = log_ratio(shares[np.ix_(rows, mine)], widest[rows, None], e.steps, e.sampling_rate)
         so_far.ratio[mine] += among_rows(each)
         so_far.signal[mine, number - 1] = shares[np.ix_(rows, mine)].sum(axis=0)
-        others = np.flatnonzero(owner != client) if named else rows[:0]
+        others = np.flatnonzero(owner != client) if named and not found.one_sum else rows[:0]
         if len(others):
             so_far.beside[mine, number - 1] = shares[np.ix_(others, mine)].mean(axis=0)
 
@@ -222,29 +327,3 @@ def _add_records(
             ratio = log_ratio(own, spread, e.steps, e.sampling_rate)
             so_far.ratio[record] += among_rows(ratio)[0]
             so_far.signal[record, number - 1] = float(own.sum() * moves[i])
-
-
-def _add_noise(
-    so_far: _Rounds, rows: Floats, variance: Floats, senders: tuple[str, ...], named: bool
-) -> None:
-    """Add the power of a round's noise, and of differences between clients and between rounds."""
-    layout = so_far.rehearsal.view.layout
-    for name, power in gauge.of_tensors(rows, variance, layout).items():
-        so_far.noise.setdefault(name, []).append(power)
-    n = len(rows) // 2
-    if n:
-        both = variance[:n] + variance[n : 2 * n]
-        power = gauge.of_differences(rows[:n], rows[n : 2 * n], both)
-        so_far.apart.setdefault("clients", []).append(power)
-    now = dict(zip(senders, rows, strict=True)) if named else {"": rows.sum(axis=0)}
-    spread = dict(zip(senders, variance, strict=True)) if named else {"": float(variance.sum())}
-    both_rounds = [s for s in now if s in so_far.before]
-    if not both_rounds:
-        so_far.before = {s: (row, spread[s]) for s, row in now.items()}
-        return
-    first = np.stack([so_far.before[s][0] for s in both_rounds])
-    second = np.stack([now[s] for s in both_rounds])
-    both = np.array([so_far.before[s][1] + spread[s] for s in both_rounds])
-    power = gauge.of_differences(first, second, both)
-    so_far.apart.setdefault("rounds", []).append(power)
-    so_far.before = {}  # disjoint pairs of rounds are independent

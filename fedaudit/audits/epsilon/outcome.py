@@ -19,6 +19,8 @@ from fedaudit.stats.combine import holm
 
 COARSE = 8
 """Steps of noise between two curves of a search: 8 x 2 % in noise."""
+HALVES = (0.5, 0.25, 0.125)
+"""Parts of a step at the end of a search: to 0.25 % in noise."""
 
 
 def dominating(promises: Sequence[Promise]) -> Promise:
@@ -44,7 +46,7 @@ def dominating(promises: Sequence[Promise]) -> Promise:
 def bound_of(coins: int, guesses: int, right: int, promise: Promise, confidence: float) -> float:
     """The largest epsilon of the declared schedule, with any noise, that the guesses refute.
 
-    First in steps of COARSE, then in single ones; 0 if nothing is refuted.
+    First in steps of COARSE, then in single ones, then by halves; 0 if nothing is refuted.
     """
 
     def found(first: int, step: int) -> int | None:
@@ -62,7 +64,11 @@ def bound_of(coins: int, guesses: int, right: int, promise: Promise, confidence:
     if coarse is None:
         return 0.0
     fine = found(coarse, 1)
-    return promise.curve(coarse if fine is None else fine).epsilon_at(promise.delta, below=True)
+    low = float(coarse if fine is None else fine)
+    for part in HALVES:
+        curve = promise.curve(low + part).least_false
+        low += part * statistics.f_dp_refutes(coins, guesses, right, curve, 1 - confidence)
+    return promise.curve(low).epsilon_at(promise.delta, below=True)
 
 
 MOST = 240

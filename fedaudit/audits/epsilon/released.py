@@ -7,6 +7,7 @@ coin of 0 stands for 0 and a coin of 1 for 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.epsilon.canaries import Rehearsal
 from fedaudit.audits.epsilon.scores import among_rows, log_ratio, robust_variance
 from fedaudit.errors import NotObservable
-from fedaudit.trace import ANONYMOUS, PUBLIC
+from fedaudit.trace import ANONYMOUS, PUBLIC, View
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def of_models(r: Rehearsal, number: int, before: Floats | None) -> ClientRound:
     """
     promise, present = r.promises[0], taking_part(r, number)
     rate, momentum = r.server
-    row = movement(r, number)
+    row = movement(r.view, r.clients, number)
     if momentum and before is not None:
         row = row - momentum * before
     added = 1 if promise.once else len(present)
@@ -99,22 +100,23 @@ def taking_part(r: Rehearsal, number: int) -> npt.NDArray[np.int64]:
     return np.asarray(r.batches[r.batches[:, 0] == number, 2])
 
 
-def movement(r: Rehearsal, number: int) -> Floats:
+def movement(view: View, clients: Sequence[str], number: int) -> Floats:
     """The model after a round minus the model before it, (d,)."""
-    before, after = _sent(r, number), _sent(r, number + 1)
+    before, after = (_sent(view, clients, n) for n in (number, number + 1))
     return np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
 
 
-def _sent(r: Rehearsal, number: int) -> npt.NDArray[np.float32]:
+def _sent(view: View, clients: Sequence[str], number: int) -> npt.NDArray[np.float32]:
     """The model that clients receive in a round; after the last round, the released one."""
-    last = number > len(r.view.rounds)
-    for i, m in reversed(r.view.indexed(min(number, len(r.view.rounds)))):
-        if m.kind == "model" and (m.receiver == PUBLIC) == last and m.sender not in r.clients:
-            return r.view.payload(min(number, len(r.view.rounds)), i)
+    last = number > len(view.rounds)
+    number = min(number, len(view.rounds))
+    for i, m in reversed(view.indexed(number)):
+        if m.kind == "model" and (m.receiver == PUBLIC) == last and m.sender not in clients:
+            return view.payload(number, i)
     raise NotObservable(
-        f"{r.view.vantage} does not see the model before and after round {number - 1 or 1}",
+        f"{view.vantage} does not see the models of all rounds",
         expected="the models of all rounds, and the released one",
-        got=f"the view of {r.view.vantage}",
+        got=f"the view of {view.vantage}",
         remedy='vantage = "server", or a client and the public: "client-00+public"',
     )
 

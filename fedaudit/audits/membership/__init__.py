@@ -14,8 +14,8 @@ each record is in about half of the shadows. Rounds are summed as if independent
 gamma = 1 and with all population records.
 Shapes: S shadows, P clients, n candidates each, (P, n); T models; Z population records.
 
-Files: `attack` (arrays in, arrays out), `observed` (scores of what a view shows), `theory` (closed
-forms, ceilings), `scores`, `audit`.
+Files: `attack` (arrays in, arrays out), `observed` (scores of what a view shows), `scores`,
+`audit`.
 """
 
 from fedaudit.audits.membership.audit import Membership

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.audit import Audit, Knowledge, columns_for
 from fedaudit.audits.facts import AuditFacts
 from fedaudit.audits.membership import attack, scores
-from fedaudit.audits.membership.facts import FACTS, HEADLINE, READINGS
+from fedaudit.audits.membership.facts import FACTS, GROUP, HEADLINE, READINGS
 from fedaudit.audits.membership.observed import FederationScores, Look
 from fedaudit.audits.outright import need_rounds
 from fedaudit.audits.planning import Aim, SampleSize, Setting, Shape, auc_before
@@ -21,7 +21,7 @@ from fedaudit.audits.records.ceilings import noisy_at_clients
 from fedaudit.audits.records.pools import flatten_pools, pad_pools
 from fedaudit.audits.records.readings import readings_test
 from fedaudit.errors import NotApplicable
-from fedaudit.results import NO_TRUTH, AuditResult, Need
+from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
 from fedaudit.settings import AtLeastTwo, Count, Fraction, Whole, checked
 from fedaudit.trace import Truth, View
 
@@ -36,14 +36,15 @@ FEWEST_SHADOWS = 8
 class MembershipEvidence:
     """One statistic (P, n) per reading of `READINGS`, greater means member, the headline first.
 
-    `present` (P, n): candidates that count; `classes` (P, n). `noisy`: protections that add noise
-    before anything reaches this vantage.
+    `present` (P, n): candidates that count; `classes` (P, n). `groups`: name -> its candidates
+    (P, n). `noisy`: protections that add noise before anything reaches this vantage.
     """
 
     parties: tuple[str, ...]
     statistics: Mapping[str, Floats]
     present: Bools
     classes: Indices
+    groups: Mapping[str, Bools]
     noisy: tuple[str, ...]
     notes: tuple[str, ...]
     vantage: str
@@ -60,7 +61,8 @@ class Membership(Audit):
     that the adversary trains. `online`: each trains on a random half of the candidates; else on
     none. `population`: records that RMIA compares with. `offline_a`: its correction for shadows
     that never saw a record. `corpus`: the adversary's records, "held_out" or a file.
-    `noise_draws`: draws of a score's own random numbers. `seed` of the shadows.
+    `group`: "class" or a column of a table, whose groups are scored apart. `noise_draws`: draws of
+    a score's own random numbers. `seed` of the shadows.
     """
 
     name: ClassVar[str] = "membership"
@@ -76,6 +78,7 @@ class Membership(Audit):
     population: Count = 1000
     offline_a: Fraction = 0.3
     corpus: str = "held_out"
+    group: str = ""
     noise_draws: Count = 4
     seed: Whole = 0
     confidence: Fraction = 0.95
@@ -127,6 +130,7 @@ class Membership(Audit):
             statistics={n: s for n, s in kept.items() if np.isfinite(s).any()},
             present=present,
             classes=pools.y.numpy(),
+            groups=_padded_groups(parties, knowledge, present.shape),
             noisy=noisy_at_clients(view, len(parties)),
             notes=(
                 *knowledge.notes,
@@ -156,6 +160,7 @@ class Membership(Audit):
 
         out = {
             "own_updates": over_rounds("own"),
+            "unnamed_rows": over_rounds("unnamed"),
             "all_models": over_rounds("models"),
             "lira": attack.lira(target.last, np.stack([s.last for s in shadows]), told),
             "rmia": attack.rmia(
@@ -185,6 +190,14 @@ class Membership(Audit):
             member[i, : len(own)] = own
         asked = scores.AskedCandidates(member, guess.present, guess.classes, self.confidence)
         estimates, short = scores.estimates_of(guess.statistics, asked)
+        first, head = next(iter(guess.statistics.items()))
+        apart = {f"{GROUP} ({n})": np.where(g, head, np.nan) for n, g in guess.groups.items()}
+        for measure, statistic in apart.items():
+            of_group = scores.area(statistic, asked)
+            if isinstance(of_group, Estimate):
+                estimates[measure] = of_group
+            else:
+                short.append(replace(of_group, measure=measure))
         if HEADLINE not in estimates:
             return AuditResult(
                 **shared,
@@ -192,8 +205,7 @@ class Membership(Audit):
                 need=Need(code="underpowered", what=f"{short[0]}"),
                 underpowered=tuple(short),
             )
-        first, head = next(iter(guess.statistics.items()))
-        measures = {scores.measure_of(n, first): s for n, s in guess.statistics.items()}
+        measures = {scores.measure_of(n, first): s for n, s in guess.statistics.items()} | apart
         readings = {m: s for m, s in measures.items() if m in estimates}
         tested = readings_test(readings, member, guess.present, guess.classes, self.confidence, rng)
         return AuditResult(
@@ -204,9 +216,22 @@ class Membership(Audit):
             underpowered=tuple(short),
             bounds=scores.ceilings(guess.noisy, truth, estimates),
             per_client=scores.per_client(guess.parties, head, asked, tested.clients),
-            curves=scores.curves(head, asked),
+            curves=scores.with_ceilings(scores.curves(head, asked), guess.noisy, truth)
+            | scores.most_exposed(head, asked),
             detectable=tested.detectable,
         )
+
+
+def _padded_groups(
+    parties: tuple[str, ...], knowledge: Knowledge, shape: tuple[int, ...]
+) -> dict[str, Bools]:
+    """Name of a group -> its candidates (P, n); none without groups."""
+    names, of = knowledge.extra.get("groups", ((), {}))
+    number = np.full(shape, -1)
+    for i, party in enumerate(parties):
+        own = of.get(party, np.zeros(0, dtype=np.int64))
+        number[i, : len(own)] = own
+    return {name: number == g for g, name in enumerate(names)}
 
 
 def _require(view: View, knowledge: Knowledge) -> tuple[Task, Shadows]:

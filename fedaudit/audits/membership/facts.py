@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedaudit.audits.facts import (
     GREATER,
+    LESS,
     NOISE,
     ONLY_SUMS,
     ROC,
     Advice,
     AuditFacts,
     Column,
+    CurveDrawing,
     Decision,
     Measure,
     Words,
@@ -18,9 +22,11 @@ from fedaudit.audits.facts import (
 HEADLINE, AREA = "membership_auc", "auc"
 RATE, ADVANTAGE = "true_positive_rate", "advantage"
 ADJUSTED_P = "adjusted_p"
+GROUP, EXPOSED, ABOVE = "auc_of_group", "most_exposed", "others_above"
 
 READINGS = {
     "own_updates": "LiRA on clients' own updates, all rounds",
+    "unnamed_rows": "LiRA on the shuffled update, or the sum, that fits a record best, all rounds",
     "all_models": "LiRA on every round's model",
     "lira": "LiRA on the final model",
     "rmia": "RMIA on the final model",
@@ -38,6 +44,12 @@ FACTS = AuditFacts(
             "area under the ROC curve of the attack with the most evidence in this view",
         ),
         Measure(AREA, GREATER, "area from 0 to 1", "area under the ROC curve of another attack"),
+        Measure(
+            GROUP,
+            GREATER,
+            "area from 0 to 1",
+            "area under the ROC curve of the first attack, on the records of one group",
+        ),
         Measure(
             RATE, GREATER, "share of members", "members found at the stated false-positive rate"
         ),
@@ -57,9 +69,26 @@ FACTS = AuditFacts(
             "perfect)",
         ),
         Column("members_asked", exact=True, words="tested records of this client"),
+        Column(
+            EXPOSED,
+            words="number of its training record with the most evidence, among those asked about; "
+            "whose it is, only the truth tells",
+        ),
+        Column(ABOVE, LESS, words="share of other records with as much evidence as that record"),
         Column(ADJUSTED_P, words="p-value against chance, adjusted for all attacks and clients"),
     ),
-    drawings=(ROC,),
+    drawings=(
+        replace(
+            ROC,
+            words=f"{ROC.words} Dashed: the most that a protection's guarantee allows any attack.",
+        ),
+        CurveDrawing(
+            curve="most exposed records",
+            kind="none",
+            axes=("client", "record"),
+            words="Training records with the most evidence.",
+        ),
+    ),
     decision=Decision(
         client_value="AUC", client_p=ADJUSTED_P, sample_size="members_asked", ranked=True
     ),

@@ -11,13 +11,15 @@ import numpy.typing as npt
 from fedaudit.arrays import Bools, Floats
 from fedaudit.audits.records.pools import flatten_pools
 from fedaudit.audits.records.seen import (
+    EVERYBODY,
     in_model_order,
     kinds_of,
     one_model_for_all,
+    rows_of,
     sent_models,
 )
 from fedaudit.errors import NotApplicable, NotObservable
-from fedaudit.trace import Truth, View
+from fedaudit.trace import ANONYMOUS, Truth, View
 
 if TYPE_CHECKING:
     from fedaudit.audits.records.scoring import RecordBatch
@@ -31,6 +33,8 @@ class FederationScores:
     `final` (P, n) and `population` (Z,): log-probabilities under the last model. `models`
     (T, P, n): evidence (log-odds) under the model of every round, NaN where clients got several.
     `own` (T, P, n): evidence under each client's own trained model, NaN where it is not seen.
+    `unnamed` (T, P, n): the largest evidence under a model that one row without a name leads to,
+    shuffled or one of several sums; NaN where there is none.
     `last` (P, n): evidence under the last model.
     `inside` (P, n): whether clients trained on them, None for the target.
     """
@@ -40,6 +44,7 @@ class FederationScores:
     last: Floats
     models: Floats
     own: Floats
+    unnamed: Floats
     inside: Bools | None = None
 
 
@@ -71,26 +76,33 @@ class Look:
         rounds, final = models_seen(view, self.columns)
         flat = flatten_pools(self.pools)
         last = scorer.one(_tensor(final), flat).view(shape)
-        models, own = np.full((len(view.rounds), *shape), np.nan), []
+        models = np.full((len(view.rounds), *shape), np.nan)
+        own, unnamed = models.copy(), models.copy()
         if rounds:
             numbers = [i for i, t in enumerate(view.rounds) if t + 1 in rounds]
             after = np.stack([rounds[view.rounds[i] + 1] for i in numbers])
             pairs = [range(shape[0])] * len(after)
             seen = scorer.evidence(score_pools(scorer, _tensor(after), self.pools, pairs))
             models[numbers] = seen.view(len(after), *shape).double().numpy()
-        for t in view.rounds:
-            own.append(np.full(shape, np.nan))
-            mine, rows = self._named_rows(view, t) if t in rounds else ([], None)
-            if rows is not None and mine:
+        for i, t in enumerate(view.rounds):
+            if t not in rounds:
+                continue
+            mine, rows = self._named_rows(view, t)
+            if mine:
                 trained = Models(rounds[t], rows)
                 scored = score_pools(scorer, trained, self.pools, [[p] for p in mine])
-                own[-1][mine] = scorer.evidence(scored)[:, 0].double().numpy()
+                own[i, mine] = scorer.evidence(scored)[:, 0].double().numpy()
+            for row in unnamed_rows(view, t):
+                model = rounds[t] + in_model_order(row, self.columns)
+                under = scorer.evidence(scorer.one(_tensor(model), flat).view(shape))
+                unnamed[i] = np.fmax(unnamed[i], under.double().numpy())
         return FederationScores(
             final=last.double().numpy(),
             population=scorer.one(_tensor(final), self.population).double().numpy(),
             last=scorer.evidence(last).double().numpy(),
             models=models,
-            own=np.stack(own) if own else np.zeros((0, *shape)),
+            own=own,
+            unnamed=unnamed,
         )
 
     def _named_rows(self, view: View, t: int) -> tuple[list[int], Any]:
@@ -105,6 +117,19 @@ class Look:
             return [], None  # the step that a gradient is multiplied with is not known
         rows = in_model_order(np.asarray(updates.rows)[known], self.columns)
         return [self.parties.index(updates.senders[j]) for j in known], rows
+
+
+def unnamed_rows(view: View, t: int) -> npt.NDArray[np.float32]:
+    """Rows (m, d) of a round whose sender is hidden, or its sums; none where a row is the step that
+    the next model takes anyway."""
+    try:
+        rows, senders = rows_of(view, t)
+    except NotObservable:
+        return np.zeros((0, 0), dtype=np.float32)
+    hidden = [j for j, s in enumerate(senders) if s in (EVERYBODY, ANONYMOUS)]
+    if "gradient" in kinds_of(view, t, [i for i, _ in view.indexed(t)]):
+        hidden = []  # the step that a gradient is multiplied with is not known
+    return np.asarray(rows)[hidden if len(hidden) > 1 else []]
 
 
 def models_seen(

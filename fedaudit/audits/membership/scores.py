@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 
 from fedaudit.arrays import Bools, Floats, Indices
-from fedaudit.audits.membership import theory
-from fedaudit.audits.membership.facts import ADJUSTED_P, ADVANTAGE, AREA, HEADLINE, RATE
+from fedaudit.audits.membership.facts import (
+    ABOVE,
+    ADJUSTED_P,
+    ADVANTAGE,
+    AREA,
+    EXPOSED,
+    HEADLINE,
+    RATE,
+)
 from fedaudit.audits.records.areas import membership_auc, true_positive_rates
-from fedaudit.audits.records.ceilings import ceiling_by, weakest_guarantees
+from fedaudit.audits.records.ceilings import ceiling_by, rate_ceilings
 from fedaudit.results import Bound, Estimate, Underpowered
 from fedaudit.stats import intervals, roc
 from fedaudit.trace import Truth
@@ -21,6 +28,8 @@ from fedaudit.trace import Truth
 RATES = (0.05, 0.01, 0.001)
 """False-positive rates at which true-positive rates are stated."""
 MOST_POINTS = 200
+MOST_EXPOSED = 20
+"""Records that a result lists."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,10 @@ def per_client(
 ) -> dict[str, dict[str, Any]]:
     """Client -> columns."""
     out: dict[str, dict[str, Any]] = {}
+    above = others_above(statistic, asked)
     for i, party in enumerate(parties):
+        mine = np.where(asked.member[i] & np.isfinite(above[i]), statistic[i], -np.inf)
+        top = int(mine.argmax()) if np.isfinite(mine).any() else None
         one = slice(i, i + 1)
         own = area(
             statistic[one],
@@ -112,9 +124,38 @@ def per_client(
             "low": own.low if isinstance(own, Estimate) else None,
             "high": own.high if isinstance(own, Estimate) else None,
             "members_asked": int((asked.member[i] & asked.present[i]).sum()),
+            EXPOSED: None if top is None else f"record {top + 1}",
+            ABOVE: None if top is None else float(above[i, top]),
             ADJUSTED_P: float(adjusted[i]) if known and not math.isnan(adjusted[i]) else None,
         }
     return out
+
+
+def others_above(statistic: Floats, asked: AskedCandidates) -> Floats:
+    """Share (P, n) of all records that nobody trained on with at least as much evidence; NaN where
+    a candidate has none."""
+    usable = asked.present & np.isfinite(statistic)
+    others = np.sort(statistic[usable & ~asked.member])
+    if not len(others):
+        return np.full(statistic.shape, np.nan)
+    above = 1.0 - np.searchsorted(others, statistic, side="left") / len(others)
+    return np.where(usable, above, np.nan)
+
+
+def most_exposed(
+    statistic: Floats, asked: AskedCandidates
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """The training records with the most evidence: number of the client in the client table, and of
+    the record among those that the client was asked about, from 1."""
+    usable = asked.present & asked.member & np.isfinite(statistic)
+    where = np.argwhere(usable)
+    top = where[np.argsort(-statistic[usable], kind="stable")[:MOST_EXPOSED]]
+    if not len(top):
+        return {}
+    above, at = others_above(statistic, asked), tuple(top.T)
+    columns = {"client": top[:, 0] + 1, "record": top[:, 1] + 1}
+    values = columns | {"evidence": statistic[at], "others above": above[at]}
+    return {"most exposed records": {n: tuple(map(float, v)) for n, v in values.items()}}
 
 
 def curves(statistic: Floats, asked: AskedCandidates) -> dict[str, dict[str, tuple[float, ...]]]:
@@ -138,22 +179,30 @@ def ceilings(
 ) -> dict[str, Bound]:
     """Upper bounds from guarantees whose noise is added before this vantage sees anything."""
     out = {}
-    for name, weakest in weakest_guarantees(truth, noisy):
-        epsilon, delta = float(weakest["epsilon"]), float(weakest["delta"])
-        values = {
-            HEADLINE: theory.largest_auc(epsilon, delta),
-            ADVANTAGE: theory.largest_advantage(epsilon, delta),
-        } | {
-            f"{RATE} (at {100 * rate:g} %)": theory.largest_rate(epsilon, delta, rate)
-            for rate in RATES
+    for ceiling in rate_ceilings(truth, noisy):
+        values = {HEADLINE: ceiling.curve.area, ADVANTAGE: ceiling.curve.total_variation} | {
+            f"{RATE} (at {100 * rate:g} %)": ceiling.curve.most_true(rate) for rate in RATES
         }
         for of, value in values.items():
             if of in estimates:
-                out[f"ceiling of {name} on {of}"] = ceiling_by(
-                    weakest,
+                out[f"ceiling of {ceiling.name} on {of}"] = ceiling_by(
+                    ceiling,
                     value,
                     of=of,
-                    source="trade-off curve of (epsilon, delta)",
-                    assumes="the guarantee of the client with the largest epsilon",
+                    source="trade-off curve",
+                    assumes="the curves of all clients, the largest at each rate",
                 )
+    return out
+
+
+def with_ceilings(
+    curves: Mapping[str, Mapping[str, tuple[float, ...]]], noisy: Sequence[str], truth: Truth
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """The curves, with the ceiling of each protection as a further column."""
+    out = {name: dict(columns) for name, columns in curves.items()}
+    for ceiling in rate_ceilings(truth, noisy):
+        for columns in out.values():
+            columns[f"ceiling of {ceiling.name}"] = tuple(
+                map(ceiling.curve.most_true, columns["false positives"])
+            )
     return out

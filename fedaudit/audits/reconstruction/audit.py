@@ -22,6 +22,7 @@ from fedaudit.audits.reconstruction.facts import (
     DISHONEST,
     EXACT,
     FACTS,
+    PLACED,
     PSNR,
     REBUILT,
     RIGHT,
@@ -30,11 +31,13 @@ from fedaudit.audits.reconstruction.facts import (
     TOKENS,
 )
 from fedaudit.audits.reconstruction.layers import LinearEnds, linear_ends
+from fedaudit.audits.reconstruction.pairs import RecordPairs, closest_pairs
 from fedaudit.audits.reconstruction.planting import Kind
 from fedaudit.audits.reconstruction.prior import Prior
-from fedaudit.audits.reconstruction.rows import EVERYBODY, SeenRows, seen_rows
+from fedaudit.audits.reconstruction.rows import SeenRows, seen_rows
 from fedaudit.audits.reconstruction.tokens import TokenGuesses
 from fedaudit.audits.records.ceilings import noisy_at_clients
+from fedaudit.audits.records.seen import EVERYBODY
 from fedaudit.errors import NotApplicable
 from fedaudit.randomness import Seed
 from fedaudit.results import NO_TRUTH, AuditResult, Estimate, Need
@@ -45,6 +48,9 @@ from fedaudit.trace import Truth, View
 
 if TYPE_CHECKING:
     from fedaudit.tasks.task import Task
+
+SHOWN = 48
+"""Records that a private page shows at most."""
 
 Way = Literal["unit", "separated", "matched", "planted"]
 """How a guess was found: one unit of the first layer, all of its units together, gradient matching,
@@ -209,9 +215,13 @@ class Reconstruction(Audit):
             "trace_sha256": view.trace_sha256,
         }
         if table is not None:
-            used, sender, rounds = tokens.guessed_tokens(seen, task, table, tuple(prior.sizes))
+            length = int(prior.shape[0]) - (not table.last_is_read)
+            used, placed, sender, rounds = tokens.guessed_tokens(
+                seen, task, table, tuple(prior.sizes), length
+            )
             return TokenGuesses(
                 used=np.stack(used),
+                placed=np.stack(placed),
                 sender=tuple(sender),
                 round=np.array(rounds, dtype=np.int64),
                 sizes=dict(prior.sizes),
@@ -381,7 +391,31 @@ class Reconstruction(Audit):
                 for i, p in enumerate(parties)
             },
             curves=_by_round(honest, parties, asked, usual, self.tolerance)
-            | _by_column(guess.prior, nearest, asked),
+            | _by_column(guess.prior, nearest, asked)
+            | _by_distance(hit, asked),
+        )
+
+    def pairs(
+        self, guess: Guesses | TokenGuesses, truth: Truth, rng: np.random.Generator
+    ) -> RecordPairs | None:
+        """Training records beside their nearest guesses; None for texts, whose words have no
+        picture. For a private page: `score` keeps no record."""
+        parties = [p for p in guess.parties if p in truth.records]
+        if isinstance(guess, TokenGuesses) or not parties:
+            return None
+        asked = scores.asked_of(
+            [truth.records[p] for p in parties], [truth.members[p] for p in parties]
+        )
+        usual = scores.usual_distance(asked.x, rng)
+        _, closest, nearest = _distances(guess, parties, asked, usual)
+        return closest_pairs(
+            nearest,
+            closest,
+            asked,
+            parties,
+            ranges=(guess.prior.low, guess.prior.high),
+            shape=guess.prior.shape,
+            most=SHOWN,
         )
 
     def _score_tokens(
@@ -398,7 +432,8 @@ class Reconstruction(Audit):
         readings: dict[str, Bools | Floats] = {ALL_TOKENS: whole, TOKENS: share}
         estimates = {ALL_TOKENS: scores.share_of(whole, asked, self.confidence)}
         run = tokens.longest_run(guess, parties, x, asked.owner)
-        for name, values in ((TOKENS, share), (RUN, run)):
+        placed = tokens.placed_share(guess, parties, x, asked.owner)
+        for name, values in ((TOKENS, share), (RUN, run), (PLACED, placed)):
             mean = scores.mean_of(values, asked, self.confidence, rng, share=True)
             if isinstance(mean, Estimate):
                 estimates[name] = mean
@@ -541,6 +576,21 @@ def _by_column(
             "trained on": right(nearest, guessed & asked.member),
             "trained on by nobody": right(nearest, guessed & ~asked.member),
             "one constant": right(constant, asked.member),
+        }
+    }
+
+
+def _by_distance(hit: Floats, asked: scores.Asked) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Share of records to which a guess comes within each distance, members and others."""
+    if not np.isfinite(hit).any():
+        return {}
+    grid = np.linspace(0.0, 1.0, 41)
+    within = hit[:, None] <= grid
+    return {
+        "records by distance": {
+            "usual distances": tuple(grid.tolist()),
+            "trained on": tuple(within[asked.member].mean(axis=0).tolist()),
+            "trained on by nobody": tuple(within[~asked.member].mean(axis=0).tolist()),
         }
     }
 

@@ -13,7 +13,7 @@ from fedaudit.arrays import Floats
 from fedaudit.audits.reconstruction import analytic
 from fedaudit.audits.reconstruction.planting import Kind
 from fedaudit.audits.reconstruction.prior import Prior
-from fedaudit.audits.reconstruction.rows import EVERYBODY, rows_of
+from fedaudit.audits.records.seen import EVERYBODY, rows_of
 from fedaudit.stats.bias_ratios import ROUNDING
 from fedaudit.trace import View
 

@@ -21,6 +21,7 @@ RIGHT, CLOSEST = "columns_right", "closest_guess"
 DISHONEST = "records_rebuilt_dishonest"
 CONSTANT, PSNR, SSIM = "columns_right_by_constant", "psnr", "ssim"
 ALL_TOKENS, TOKENS, RUN = "all_tokens_named", "tokens_named", "longest_run"
+PLACED = "tokens_in_place"
 ADJUSTED_P = "adjusted_p"
 
 FACTS = AuditFacts(
@@ -99,6 +100,13 @@ FACTS = AuditFacts(
             GREATER,
             "share of tokens",
             "longest run of consecutive tokens of a training text that one update names",
+            above_non_members=True,
+        ),
+        Measure(
+            PLACED,
+            GREATER,
+            "share of tokens",
+            "tokens of a training text that an update of one text names at their position",
             above_non_members=True,
         ),
     ),

@@ -29,10 +29,12 @@ class LinearEnds:
 @dataclass(frozen=True)
 class EmbeddingEnd:
     """The trained table that looks up a record's tokens: its `tensor`, and whether the last token
-    of a record is looked up too (in next-token prediction it is a target only)."""
+    of a record is looked up too (in next-token prediction it is a target only). `position`: the
+    trained tensor whose row l is added to token l; "" if none."""
 
     tensor: str
     last_is_read: bool
+    position: str = ""
 
 
 def embedding_end(task: Task, x: Tensor, y: Tensor) -> EmbeddingEnd | None:
@@ -42,8 +44,38 @@ def embedding_end(task: Task, x: Tensor, y: Tensor) -> EmbeddingEnd | None:
     for name, into, _ in _layers_passed(task, x, y, nn.Embedding, ("weight",))[0]:
         for last_is_read, read in ((True, x), (False, x[..., :-1])):
             if _equal(into, read.clamp_min(0)):
-                return EmbeddingEnd(f"{name}.weight", last_is_read)
+                tensor = f"{name}.weight"
+                return EmbeddingEnd(tensor, last_is_read, _position(task, tensor, x, y, read))
     return None
+
+
+def _position(task: Task, tensor: str, x: Tensor, y: Tensor, read: Tensor) -> str:
+    """The tensor whose rows are added to those of an embedding, position by position; "" if none.
+
+    For one record, the slope of its row l is then that of the token at l, if it occurs once.
+    """
+    import torch
+
+    try:
+        p = task.initial().requires_grad_(True)
+        with task.evaluating():
+            losses = task.losses(task.named(p), x[:1], y[:1], None)
+        (slope,) = torch.autograd.grad(losses.mean(), [p])
+    except RuntimeError:  # a model that this record does not fit: order is not searched for
+        return ""
+    slopes = task.named(slope)
+    tokens = read[0].reshape(-1)
+    once = torch.tensor([int((tokens == t).sum()) == 1 for t in tokens])
+    wanted = slopes[tensor][tokens[once].clamp_min(0)]
+    for entry in task.layout.entries:
+        one = slopes[entry.name]
+        if entry.name == tensor or one.dim() != 2 or one.shape[1] != wanted.shape[1]:
+            continue
+        if len(one) < len(tokens) or not bool(once.any()) or not bool(wanted.abs().any()):
+            continue
+        if torch.allclose(one[: len(tokens)][once], wanted, rtol=1e-3, atol=1e-9):
+            return entry.name
+    return ""
 
 
 def linear_ends(task: Task, x: Tensor, y: Tensor) -> LinearEnds:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedaudit.audits.records.seen import in_model_order, kinds_of, one_model_for_all, sent_models
+from fedaudit.audits.records.seen import (
+    EVERYBODY,
+    in_model_order,
+    kinds_of,
+    one_model_for_all,
+    sent_models,
+    sums_of,
+)
 from fedaudit.errors import NotObservable
 from fedaudit.trace import ANONYMOUS, View
-from fedaudit.trace.recorder import MODEL
-
-EVERYBODY = ""
-"""Sender of a row that may hold records of any client: shuffled, or a sum."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +30,6 @@ class SeenRows:
     start: npt.NDArray[np.float32]
     sums: bool = False
     one_model: bool = True
-
-
-def sums_of(view: View, number: int) -> npt.NDArray[np.float32] | None:
-    """The secure sums (m, d) of a round in the recorded order; None if the view shows none."""
-    sums = [
-        view.payload(number, i)
-        for i, m in view.indexed(number)
-        if m.kind == "sum" and MODEL in m.parts
-    ]
-    return np.stack(sums).astype(np.float32) if sums else None
-
-
-def rows_of(view: View, number: int) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
-    """Updates (K, d) of a round and their senders, or the secure sums in their place."""
-    try:
-        updates = view.updates(number)
-    except NotObservable:
-        sums = sums_of(view, number)
-        if sums is None:
-            raise
-        return sums, (EVERYBODY,) * len(sums)
-    return updates.rows, updates.senders
 
 
 def seen_rows(view: View, columns: npt.NDArray[np.int64] | None) -> Iterator[SeenRows]:

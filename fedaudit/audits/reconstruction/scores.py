@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.reconstruction import theory
-from fedaudit.audits.records.ceilings import ceiling_by, weakest_guarantees
+from fedaudit.audits.records.ceilings import ceiling_by, rate_ceilings
 from fedaudit.results import Bound, Estimate, FamilyTest, Underpowered
 from fedaudit.stats import intervals, max_t
 from fedaudit.trace import Truth
@@ -178,18 +177,17 @@ def ceilings(
     others = ~asked.member
     lucky = intervals.clopper_pearson(int(hits[others].sum()), int(others.sum()), confidence)
     prior = 1.0 if lucky.high is None else lucky.high
-    out = {}
-    for name, weakest in weakest_guarantees(truth, noisy):
-        epsilon, delta = float(weakest["epsilon"]), float(weakest["delta"])
-        out[f"ceiling of {name} on {measure}"] = ceiling_by(
-            weakest,
-            theory.ceiling(prior, partial(theory.rate, epsilon, delta)),
+    return {
+        f"ceiling of {ceiling.name} on {measure}": ceiling_by(
+            ceiling,
+            theory.ceiling(prior, ceiling.curve.most_true),
             of=measure,
-            source="[Hayes] Theorem 2 with (epsilon, delta)",
+            source="[Hayes] Theorem 2",
             assumes=f"a guess without the record succeeds for at most {prior:.3g} (upper end for "
-            "records that nobody trained on); the most exposed client's guarantee",
+            "records that nobody trained on); the curves of all clients, the largest at each rate",
         )
-    return out
+        for ceiling in rate_ceilings(truth, noisy)
+    }
 
 
 def asked_of(pools: Sequence[tuple[Floats, Indices]], member: Sequence[Bools]) -> Asked:

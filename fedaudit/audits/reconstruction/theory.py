@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 
@@ -17,13 +16,6 @@ def ceiling(prior_success: float, most_true_positives: Callable[[float], float])
     if not 0.0 <= prior_success <= 1.0:
         raise ValueError(f"a share lies between 0 and 1, got {prior_success}")
     return min(1.0, max(prior_success, most_true_positives(prior_success)))
-
-
-def rate(epsilon: float, delta: float, false_positives: float) -> float:
-    """Largest true-positive rate under (epsilon, delta): e^epsilon f + delta."""
-    if epsilon > 700:
-        return 1.0
-    return min(1.0, math.exp(epsilon) * false_positives + delta)
 
 
 def records_to_show(share: float, power: float, confidence: float) -> int:

@@ -2,7 +2,9 @@
 
 An embedding layer looks up one row per token. The gradient of every other row is exactly zero, so
 an update names the set of tokens of all records behind it, whatever the batch, the learning rate
-and the number of local steps (Melis et al. 2019, section 4.1). Order and repetition stay unknown.
+and the number of local steps (Melis et al. 2019, section 4.1). Order and repetition stay unknown,
+unless a client read one text only and the model adds a trained vector per position: the row of
+position l then moves as the token at l moves its own, and those of one token add up.
 A record counts as found if the update names all of its tokens. Records that nobody trained on are
 asked about in the same way: a client that reads much names the tokens of many other records too.
 
@@ -21,7 +23,8 @@ import numpy.typing as npt
 
 from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.reconstruction.layers import EmbeddingEnd, embedding_end
-from fedaudit.audits.reconstruction.rows import EVERYBODY, SeenRows
+from fedaudit.audits.reconstruction.rows import SeenRows
+from fedaudit.audits.records.seen import EVERYBODY
 from fedaudit.errors import NotApplicable
 from fedaudit.stats.bias_ratios import ROUNDING
 
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 ALL_MOVED = 0.99
 """Share of moved rows from which on something other than reading moves them: noise, weight decay,
 or a table shared with the output layer."""
+LEFT, WHOLE = 0.01, 0.2
+"""Largest part of the moves of tokens that those of positions leave unexplained, and largest
+distance of a coefficient from 0 or 1, for one text."""
 DEVIATIONS = 6.0
 """Robust standard deviations above the usual row from which on a row counts as read, behind noise:
 one false token in a billion for normal noise."""
@@ -39,13 +45,15 @@ one false token in a billion for normal noise."""
 
 @dataclass(frozen=True)
 class TokenGuesses:
-    """Tokens that updates name: `used` (G, V), with `sender` and `round` (G,) of each row.
+    """Tokens that updates name: `used` (G, V), with `sender` and `round` (G,) of each row, and the
+    token at each position, `placed` (G, L), -1 where it is unknown.
 
     `last_is_read`: whether the last token of a record is an input, not only a target. `sizes`:
     party -> number of its examples. `noisy`: protections that add noise before this vantage.
     """
 
     used: Bools
+    placed: Indices
     sender: tuple[str, ...]
     round: Indices
     sizes: dict[str, int]
@@ -83,6 +91,37 @@ def named_tokens(rows: npt.NDArray[np.float32], smallest: float) -> Bools:
     return np.asarray(moved)
 
 
+def placed_tokens(
+    table: npt.NDArray[np.float32], position: npt.NDArray[np.float32], named: Bools, length: int
+) -> Indices:
+    """The token at each position (L,) of the one text behind an update, -1 where it is unknown.
+
+    `table` (V, W) and `position` (P, W) of the update, `named` (V,). The move of a token's row is
+    the sum of those of its positions. Tokens that occur once are found by direction; the others
+    by least squares, if fewer positions than W are left.
+    """
+    out = np.full(length, -1, dtype=np.int64)
+    which = np.flatnonzero(named)
+    at = np.flatnonzero(np.abs(position[:length]).max(axis=1) > 0)
+    if not len(which) or not len(at):
+        return out
+    moves, own = position[at].astype(np.float64), table[which].astype(np.float64)
+    unit = [v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-30) for v in (own, moves)]
+    cosine = unit[0] @ unit[1].T
+    best = cosine.argmax(axis=0)
+    sure = cosine[best, np.arange(len(at))] > 1.0 - LEFT**2
+    out[at[sure]] = which[best[sure]]
+    rest = np.setdiff1d(np.arange(len(which)), best[sure])
+    if not len(rest) or not 0 < (~sure).sum() < moves.shape[1]:
+        return out
+    part = np.linalg.lstsq(moves[~sure].T, own[rest].T, rcond=None)[0].T  # (tokens, positions)
+    left = np.linalg.norm(part @ moves[~sure] - own[rest]) / np.linalg.norm(own[rest])
+    whole = np.abs(part - np.round(part)).max() < WHOLE
+    if left < LEFT and whole and (np.round(part).sum(axis=0) == 1).all():
+        out[at[~sure]] = which[rest[part.argmax(axis=0)]]
+    return out
+
+
 def require_table(task: Task, prior: Prior) -> EmbeddingEnd:
     """The trained embedding that reads a record's tokens; raises if there is none."""
     import torch
@@ -103,21 +142,35 @@ def require_table(task: Task, prior: Prior) -> EmbeddingEnd:
 
 
 def guessed_tokens(
-    seen: Sequence[SeenRows], task: Task, table: EmbeddingEnd, parties: Sequence[str]
-) -> tuple[list[Bools], list[str], list[int]]:
-    """Named tokens (V,), sender and round of every row that was seen."""
-    entry = next(e for e in task.layout.entries if e.name == table.tensor)
+    seen: Sequence[SeenRows],
+    task: Task,
+    table: EmbeddingEnd,
+    parties: Sequence[str],
+    length: int,
+) -> tuple[list[Bools], list[Indices], list[str], list[int]]:
+    """Named tokens (V,), tokens by position (L,), sender and round of every row that was seen."""
+    at = {e.name: e for e in task.layout.entries}
+    entry, position = at[table.tensor], at.get(table.position)
     used: list[Bools] = []
+    placed: list[Indices] = []
     sender: list[str] = []
     rounds: list[int] = []
     for one in seen:
         rows = one.rows[:, entry.offset : entry.offset + entry.size]
         start = one.start[entry.offset : entry.offset + entry.size]
         smallest = ROUNDING * float(np.finfo(np.float32).eps) * float(np.abs(start).max())
-        used += list(named_tokens(rows.reshape(len(rows), *entry.shape), smallest))
+        moved = rows.reshape(len(rows), *entry.shape)
+        named = named_tokens(moved, smallest)
+        used += list(named)
+        for k in range(len(rows)):
+            if position is None:
+                placed.append(np.full(length, -1, dtype=np.int64))
+                continue
+            part = one.rows[k, position.offset : position.offset + position.size]
+            placed.append(placed_tokens(moved[k], part.reshape(position.shape), named[k], length))
         sender += [s if s in parties else EVERYBODY for s in one.senders]
         rounds += [one.number] * len(rows)
-    return used, sender, rounds
+    return used, placed, sender, rounds
 
 
 # -- score ----------------------------------------------------------------------------------------
@@ -165,6 +218,21 @@ def longest_run(guess: TokenGuesses, parties: Sequence[str], x: Indices, owner: 
             run = np.where(column, run + 1, 0)
             longest = np.maximum(longest, run)
         best = np.maximum(best, np.where(about[owner, g], longest / length, 0.0))
+    return best
+
+
+def placed_share(guess: TokenGuesses, parties: Sequence[str], x: Indices, owner: Indices) -> Floats:
+    """Share (n,) of the tokens of each record that one of its client's updates puts at their place,
+    best round; NaN where no update of the client places any. Shapes as in `found_share`."""
+    read = x if guess.last_is_read else x[:, :-1]
+    length = np.maximum((read >= 0).sum(axis=1), 1)
+    about = np.stack([guess.about(p) for p in parties])  # (P, G)
+    best = np.full(len(x), np.nan)
+    for g, placed in enumerate(guess.placed):
+        if (placed < 0).all():
+            continue
+        share = ((placed[: read.shape[1]] == read) & (read >= 0)).sum(axis=1) / length
+        best = np.where(about[owner, g], np.fmax(best, share), best)
     return best
 
 

@@ -13,6 +13,9 @@ from fedaudit.trace import PUBLIC, View
 from fedaudit.trace.recorder import MODEL
 from fedaudit.trace.schema import UPLINKS
 
+EVERYBODY = ""
+"""Sender of a row that may hold records of any client: shuffled, or a sum."""
+
 
 class UnusableRound(NotApplicable):
     """One round cannot be surveyed; others may be."""
@@ -93,3 +96,25 @@ def in_model_order(
 ) -> npt.NDArray[np.float32]:
     """Rows (..., d) in the model's order of tensors."""
     return rows if columns is None else rows[..., columns]
+
+
+def sums_of(view: View, number: int) -> npt.NDArray[np.float32] | None:
+    """The secure sums (m, d) of a round in the recorded order; None if the view shows none."""
+    sums = [
+        view.payload(number, i)
+        for i, m in view.indexed(number)
+        if m.kind == "sum" and MODEL in m.parts
+    ]
+    return np.stack(sums).astype(np.float32) if sums else None
+
+
+def rows_of(view: View, number: int) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
+    """Updates (K, d) of a round and their senders, or the secure sums in their place."""
+    try:
+        updates = view.updates(number)
+    except NotObservable:
+        sums = sums_of(view, number)
+        if sums is None:
+            raise
+        return sums, (EVERYBODY,) * len(sums)
+    return updates.rows, updates.senders

@@ -32,7 +32,7 @@ from fedaudit.errors import nearest
 from fedaudit.files import read_bytes
 from fedaudit.reporting.findings import judge, number
 from fedaudit.reporting.rules import VERDICTS, label_of
-from fedaudit.results import AuditResult, Estimate, Need
+from fedaudit.results import AuditResult, Estimate, Finding, Need
 from fedaudit.study.folders import runs_at
 from fedaudit.study.seal import check_signature
 
@@ -491,7 +491,8 @@ def _check_verdict(limit: Limit, result: AuditResult, blank: LimitCheck) -> Limi
     bad = [f for f in found if f.verdict in limit.forbidden]
     if bad:
         text = "; ".join(f"{label_of(f).words}: {f.statement}" for f in bad)
-        return replace(blank, status="failed", explanation=text, remedy=bad[0].remedy)
+        leak = max(_leaked(f, result) for f in bad)
+        return replace(blank, status="failed", explanation=text, remedy=bad[0].remedy, leak=leak)
     lack = _underpowered(limit, result, {f.verdict for f in found})
     if lack:
         return replace(
@@ -499,8 +500,22 @@ def _check_verdict(limit: Limit, result: AuditResult, blank: LimitCheck) -> Limi
             missing=f"underpowered: {lack}",
             code="underpowered",
             remedy=f"`fedaudit.power(RUN, audits=[{limit.audit!r}])`",
+            leak=0.0,
         )
     return replace(blank, status="passed", explanation="; ".join(f.statement for f in found))
+
+
+def _leaked(f: Finding, result: AuditResult) -> float:
+    """Share of the way from chance to the most at which the interval's near end lies; 1 for what is
+    known outright, or is no share."""
+    e = f.estimate
+    if f.known or e is None or e.baseline is None or max(abs(e.high), abs(e.baseline)) > 1:
+        return 1.0
+    if result.greater_is_leak:
+        way = (e.low - e.baseline) / (1 - e.baseline) if e.baseline < 1 else 1.0
+    else:
+        way = (e.baseline - e.high) / e.baseline if e.baseline > 0 else 1.0
+    return min(max(way, 0.0), 1.0)
 
 
 def _underpowered(limit: Limit, result: AuditResult, verdicts: Collection[str]) -> str:

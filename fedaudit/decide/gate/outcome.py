@@ -61,6 +61,8 @@ class LimitCheck:
     evidence. `code` tells programs the reason where numbers alone do not decide: the code of a
     need, or "underpowered", "stale", "no_result", "not_stated", "no_audits", "low_confidence",
     "unfinished", "purged", "no_such_run", "two_runs_needed", "no_value", "nothing_left".
+    `leak`: of a broken verdict, the share of the way from chance to the most that is surely leaked;
+    0 where a leak did not show, but could not have shown either.
     """
 
     limit: str
@@ -75,6 +77,7 @@ class LimitCheck:
     remedy: str = ""
     why: str = ""
     file: str = ""
+    leak: float | None = None
 
     @property
     def title(self) -> str:

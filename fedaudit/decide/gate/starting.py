@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedaudit.decide.gate.evidence import Evidence, gather_evidence, require_results
+from fedaudit.reporting.findings import judge
 from fedaudit.results import AuditResult, Estimate
 from fedaudit.setup.toml import one_line, toml_value
 from fedaudit.stats.intervals import wilson
@@ -23,7 +25,15 @@ def starting_policy(run: str | os.PathLike[str]) -> str:
     """
     found = gather_evidence(run)
     require_results(found)
+    return _policy_of(found)
+
+
+def _policy_of(found: Sequence[Evidence]) -> str:
+    """The policy text of the run among `found` that leaks least."""
     best = min(found, key=_exposure)
+    if len({e.federation for e in found}) == 1:
+        # its name is that of the config's file: limits on a later run of it, renamed, still hold
+        best = replace(best, federation="")
     lines = [
         "# Limits that this run keeps today: the worst ends of its intervals, rounded outwards.",
         "# Tighten what you can, and write down the reason as why. `fedaudit power` says how much",
@@ -42,11 +52,13 @@ def starting_policy(run: str | os.PathLike[str]) -> str:
     return "\n".join([*lines, *_utility(best), *_epsilon(best)])
 
 
-def _exposure(e: Evidence) -> tuple[int, float]:
-    """Smaller for a run that leaks less: leaks known outright, then the sum of upper bounds."""
+def _exposure(e: Evidence) -> tuple[float, ...]:
+    """Smaller for a run that leaks less: number of leaks, of those known outright, sum of upper
+    bounds."""
     estimates = [_headline(r) for r in e.results.values() if r.greater_is_leak]
     known = sum(r.known for r in e.results.values())
-    return known, sum(x.high for x in estimates if x is not None and x.high <= 1)
+    leaks = sum(any(f.verdict == "leak" for f in judge(r)) for r in e.results.values())
+    return leaks, known, sum(x.high for x in estimates if x is not None and x.high <= 1)
 
 
 def _headline(result: AuditResult) -> Estimate | None:

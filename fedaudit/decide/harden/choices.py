@@ -204,6 +204,9 @@ def ladders(
             if not wanted and (only or not _is_tried(name, own, policy)):
                 continue
             ladder = _ladder(name, own, policy, unit, per_client)
+            if _kind(name).randomises_records and name not in own and prepared.train.columns:
+                # without bounds a table's columns would all be cut to 0..1
+                ladder = replace(ladder, settings={**ladder.settings, "bounds": "table"})
             why = ""
             if units - {unit}:
                 asked = ", ".join(sorted(units - {unit}))

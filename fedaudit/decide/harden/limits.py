@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedaudit.audits.epsilon import EpsilonAudit
 from fedaudit.decide.gate.check import check_estimate, check_limit, limit_text
 from fedaudit.decide.gate.evidence import Evidence
 from fedaudit.decide.gate.measures import EPSILON, LOSS, UTILITY, VERDICT
@@ -218,6 +219,13 @@ def promise_text(runs: Sequence[Evidence]) -> str:
     """Its unit and delta, "per person at delta 1e-05"; empty without promises."""
     found = largest_promise(runs)
     return "" if found is None else f"per {found['unit']} at delta {float(found['delta']):g}"
+
+
+def measured_epsilon(runs: Sequence[Evidence]) -> float | None:
+    """Largest epsilon that canaries showed in a rehearsal of the runs; None without one."""
+    name = EpsilonAudit.name
+    found = [e.results[name] for e in runs if name in e.results and name not in e.stale]
+    return max((r.estimates[name].low for r in found if r.status == "ok"), default=None)
 
 
 def epsilon_limits(policy: Policy) -> list[Limit]:

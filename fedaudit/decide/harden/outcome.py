@@ -22,6 +22,7 @@ class Point:
     cost: loss in the held-out metric against the unprotected federation
     risks: metric -> estimate
     epsilon, promise: largest promised epsilon, and its unit and delta
+    epsilon_measured: what canaries showed of it, at least; None where no run was rehearsed
     failed: why it could not run; else empty
     """
 
@@ -37,6 +38,7 @@ class Point:
     risks: Mapping[str, Estimate] = field(default_factory=dict)
     epsilon: float | None = None
     promise: str = ""
+    epsilon_measured: float | None = None
     runs: int = 0
     failed: str = ""
     folders: tuple[str, ...] = ()
@@ -71,6 +73,8 @@ class Point:
 
 
 def _check_excess(check: LimitCheck) -> float:
+    if check.leak is not None:
+        return check.leak
     return max((_excess(r) for r in check.readings if not r.kept), default=math.inf)
 
 

@@ -15,7 +15,7 @@ from fedaudit.decide.harden.outcome import Hardened, Point
 from fedaudit.decide.harden.tradeoff import figure_names, in_points
 from fedaudit.reporting import environment
 from fedaudit.reporting.findings import interval, number
-from fedaudit.reporting.text import wrappable
+from fedaudit.reporting.text import longest_word
 from fedaudit.results import Estimate
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def summary(found: Hardened) -> list[str]:
         )
         out.append(_selection_note(found))
         out += [f"{c.title}: {statement(c)}" for c in point.checks]
+        out += epsilon_lines(point)
         if found.config:
             out.append(f"written: {found.config}; as limits for the gate: {found.policy}")
     elif found.chosen is not None and not found.rejected:
@@ -120,6 +121,8 @@ def _failure_lines(found: Hardened) -> list[str]:
 def _relaxed(check: LimitCheck) -> str:
     """The relaxed limit that this measurement keeps."""
     known = [r for r in check.readings if r.bound is not None and not r.kept]
+    if not known and check.code == "underpowered":
+        return f"settle {check.title} with more evidence ({statement(check)})"
     if not known:
         lacking = {r.missing for r in check.readings}
         same = len(lacking) == 1 and check.readings[0].who
@@ -164,6 +167,16 @@ def _mark(point: Point, found: Hardened) -> str:
     return "kept" if point.met else "broken"
 
 
+def epsilon_lines(point: Point) -> list[str]:
+    """What is declared of a point beside what a rehearsal measured."""
+    if point.epsilon is None or point.epsilon_measured is None:
+        return []
+    return [
+        f"Declared epsilon {number(point.epsilon)} {point.promise}; at least "
+        f"{number(point.epsilon_measured)} was measured, by canaries in a rehearsal."
+    ]
+
+
 def _row(point: Point, found: Hardened) -> list[str]:
     cost = ""
     if point.failed:
@@ -197,26 +210,61 @@ def _chance(found: Hardened, metric: str) -> str:
     return "" if none or len(known) != 1 else f" (chance {known.pop()})"
 
 
+MARKS = ("chosen", "best so far", "nearest", "kept", "broken", "failed")
+"""What a row is marked with, in the order of the terminal's table."""
+MOST_ROWS = 8
+
+
 def show(console: Console, found: Hardened) -> None:
-    """Print table and outcome."""
+    """Print the points nearest to the limits, and the outcome."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_edge=False, pad_edge=False)
-    for name in _head(found):
-        table.add_column(name, overflow="fold")
-    for point in found.points:
-        style = {"chosen": "bold green", "broken": "dim"}.get(_mark(point, found), "")
-        table.add_row(*(Text(wrappable(cell), style=style) for cell in _row(point, found)))
+    ranked = sorted(found.points, key=lambda p: (MARKS.index(_mark(p, found)), p.nearness))
+    rows = [(p, _brief_row(p, found)) for p in ranked[:MOST_ROWS]]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for i, name in enumerate(_brief_head(found)):
+        words = longest_word([name, *(row[i] for _, row in rows)])
+        table.add_column(name, min_width=words, no_wrap=i == 0)
+    for point, row in rows:
+        style = {"chosen": "bold", "broken": "dim"}.get(_mark(point, found), "")
+        table.add_row(*(Text(cell, style=style) for cell in row))
     console.print(table)
-    console.print(Text("value [low, high]: 95 % intervals unless stated otherwise", style="dim"))
+    more = len(ranked) - len(rows)
+    rest = f"; and {more} more: see harden.md" if more else ""
+    console.print(Text(f"[low, high]: 95 % intervals unless stated otherwise{rest}", style="dim"))
     console.print()
+    for point in ranked:
+        if point.failed:
+            first = point.failed.splitlines()[0]
+            console.print(Text(f"failed: {point.label}: {first}", style="dim"))
     for label, why in found.left_out:
         console.print(Text(f"not tried: {label}: {why}", style="dim"))
     for n, line in enumerate(summary(found)):
-        console.print(
-            Text(line, style="" if n else "bold green" if found.succeeded else "bold red")
-        )
+        console.print(Text(line, style="" if n else "bold" if found.succeeded else "bold red"))
+
+
+def _brief_head(found: Hardened) -> list[str]:
+    cost = "points lost" if found.measure == "accuracy" else f"{found.measure} gained"
+    return ["", "protection", cost, *map(_risk_name, found.metrics), "epsilon", "limits broken"]
+
+
+def _risk_name(metric: str) -> str:
+    return metric.partition(".")[2].replace("_", " ") or metric
+
+
+def _brief_row(point: Point, found: Hardened) -> list[str]:
+    """A row without trust, promise and names of limits, which the outcome and harden.md state."""
+    mark, label, cost, *others = _row(point, found)
+    return [
+        mark,
+        label,
+        "" if point.failed else cost,
+        *others[: len(found.metrics)],
+        "" if point.epsilon is None else number(point.epsilon),
+        f"{len(point.broken)} of {len(point.checks)}" if point.checks else "",
+    ]
 
 
 def markdown(found: Hardened) -> str:
@@ -324,7 +372,7 @@ def _plain_point(p: Point) -> dict[str, Any]:
         "cost": _plain_estimate(p.cost),
         "utility": _plain_estimate(p.utility),
         "risks": {name: _plain_estimate(e) for name, e in p.risks.items()},
-        **fields_of(p, "epsilon", "promise"),
+        **fields_of(p, "epsilon", "promise", "epsilon_measured"),
         "checks": [
             {**fields_of(c, "limit", "rule", "status"), "found": statement(c)} for c in p.checks
         ],

@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedaudit.audits.epsilon import EpsilonAudit
 from fedaudit.codec import to_json
 from fedaudit.decide.gate.check import limit_text
 from fedaudit.decide.gate.evidence import Evidence
@@ -196,7 +197,9 @@ class Search:
         nearest = None if confirmed is not None else self._nearest(rejected)
         self.choice = chosen
         if nearest is not None:
-            self.choice = next(c for c, p in self.points.items() if p.label == nearest.label)
+            # a candidate that failed on fresh seeds has no noise in its label
+            same = (c for c, p in self.points.items() if p.label == nearest.label)
+            self.choice = next(same, chosen)
         return Hardened(
             path=str(self.runner.path),
             limits=tuple((x.name, limit_text(x)) for x in self.policy.limits),
@@ -220,7 +223,8 @@ class Search:
     ) -> tuple[Choice | None, Point | None]:
         """The first candidate that also keeps every limit on fresh seeds."""
         for attempt, choice in enumerate(kept[:ATTEMPTS], start=1):
-            point = self._point(choice, self._run_choices([choice], self._seeds_of(attempt)))
+            fresh = self._run_choices([choice], self._seeds_of(attempt), rehearsed=True)
+            point = self._point(choice, fresh)
             if point.met:
                 return choice, point
             rejected.append(point)
@@ -385,10 +389,12 @@ class Search:
             return {name: dict(given) for name, given in choice.transport.protections.items()}
         return choices.protections(choice, self.prepared(seed), self.policy)
 
-    def _config_for(self, choice: Choice, seed: int) -> Config:
+    def _config_for(self, choice: Choice, seed: int, *, rehearsed: bool = False) -> Config:
+        """The config of a choice; `rehearsed`: its epsilon is measured too."""
         made = self.protections_for(choice, seed)
         own = () if choice.ladder is None else self.prepared(seed).names
-        return choices.build_config(self.config, made, seed, self.audits, own)
+        audits = [*self.audits, EpsilonAudit.name] if rehearsed else self.audits
+        return choices.build_config(self.config, made, seed, list(dict.fromkeys(audits)), own)
 
     def try_out(self, wanted: Sequence[Choice]) -> list[Point]:
         """Measure choices on the seeds of the search, each once; equal settings are one choice."""
@@ -431,14 +437,17 @@ class Search:
         done = [c for c, of in configs.items() if all(self.runner.is_measured(x) for x in of)]
         return self._run_choices(done, self.seeds) if self._base in done else {}
 
-    def _run_choices(self, wanted: Sequence[Choice], seeds: Sequence[int]) -> Measured:
+    def _run_choices(
+        self, wanted: Sequence[Choice], seeds: Sequence[int], *, rehearsed: bool = False
+    ) -> Measured:
         """Choice -> its seeds, and one run per seed or an error."""
         base = self._base
         out: Measured = {}
         configs: dict[Choice, list[Config]] = {}
         for choice in dict.fromkeys([base, *wanted]):
             try:
-                configs[choice] = [self._config_for(choice, seed) for seed in seeds]
+                own = rehearsed and choice != base
+                configs[choice] = [self._config_for(choice, s, rehearsed=own) for s in seeds]
             except FedauditError as error:
                 out[choice] = (list(seeds), error)
         self.runner.measure((c.series, x) for c, of in configs.items() for x in of)
@@ -491,6 +500,7 @@ class Search:
             risks=risks,
             epsilon=limits.largest_epsilon(runs),
             promise=limits.promise_text(runs),
+            epsilon_measured=limits.measured_epsilon(runs),
             runs=len(runs),
             folders=tuple(e.path.name for e in runs),
         )
@@ -646,6 +656,7 @@ def _config_text(found: Hardened, search: Search, point: Point) -> str:
         f"Written by `fedaudit harden`: {point.label}.",
         f"It {kept}; it costs {words.cost_text(point, found.measure)}.",
         f"Trusts: {point.who}.",
+        *words.epsilon_lines(point),
         *(f"{name}: {rule}" for name, rule in found.limits),
     ]
     if found.confirmed is not None:

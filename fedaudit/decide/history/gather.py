@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from fedaudit.decide.diff.compare import diff
 from fedaudit.decide.diff.outcome import Comparison
 from fedaudit.decide.diff.page import summary
+from fedaudit.decide.diff.pairing import pair_runs
 from fedaudit.decide.gate.evidence import Evidence, gather_evidence
 from fedaudit.decide.gate.policy import Limit, load_policy
 from fedaudit.errors import FedauditError, UsageError
@@ -83,17 +84,23 @@ def _lines(
 ) -> list[TimeLine]:
     """One line per federation, protection and measure that two runs have."""
     found: dict[tuple[str, str, str], dict[str, Moment]] = {}
+    before: Sequence[Evidence] = ()
+    labels: dict[int, str] = {}
     for run, _, every in given:
+        labels = _same_labels(before, every, labels)
+        before = every
         for e in every:
             for audit, measure, moment in _moments(run, e):
-                found.setdefault((e.label, audit, measure), {})[run] = moment
+                found.setdefault((labels[id(e)], audit, measure), {})[run] = moment
     out = []
     for (label, audit, measure), moments in found.items():
         if len(moments) < 2:
             continue
         of = tuple(moments.get(run) or Moment(run) for run, _, _ in given)
         words = words_for(audit) if audit else None
-        title = measure if words is None else f"{words.short or audit}: {measure}"
+        title = (
+            measure if words is None else f"{words.short or audit}: {measure}".replace("?:", "?")
+        )
         bounds = [
             (limit.name or limit.metric, value)
             for limit in limits
@@ -103,6 +110,19 @@ def _lines(
         percent = words.percent if words is not None else measure == "accuracy"
         out.append(TimeLine(label, title.replace("_", " "), percent, of, tuple(bounds)))
     return out
+
+
+def _same_labels(
+    before: Sequence[Evidence], now: Sequence[Evidence], labels: Mapping[int, str]
+) -> dict[int, str]:
+    """id -> label of the evidence `now`: that of what corresponds to it in the run before, whatever
+    the files were called; else its own."""
+    own = {id(e): e.label for e in now}
+    try:
+        pairs = pair_runs(before, now)[0] if before else []
+    except UsageError:
+        return own
+    return own | {id(b): labels[id(a)] for a, b in pairs}
 
 
 def _moments(run: str, e: Evidence) -> list[tuple[str, str, Moment]]:

@@ -11,6 +11,7 @@ The number of examples by which batches and sums are set stays that of the real 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -44,18 +45,27 @@ class PlantedExamples:
         """Note the batches (K, B) of a step; `expected` (K,) examples."""
         number = torch.where(weight > 0, self.number[rows], -1)
         k, b = torch.nonzero(number >= 0, as_tuple=True)
-        who = clients[k.numpy()]
-        canary = number[k, b].numpy()
-        self.draws.append(np.column_stack([np.tile(at, (len(who), 1)), who, canary]))
-        sizes = (weight > 0).sum(dim=1).numpy()
-        table = [np.tile(at, (len(clients), 1)), clients, sizes, np.rint(expected)]
-        self.batches.append(np.column_stack(table).astype(np.int64))
+        draws = np.empty((len(k), 4), dtype=np.int64)
+        draws[:, :2] = at
+        draws[:, 2] = clients[k.numpy()]
+        draws[:, 3] = number[k, b].numpy()
+        self.draws.append(draws)
+        sizes = np.empty((len(clients), 5), dtype=np.int64)
+        sizes[:, :2] = at
+        sizes[:, 2] = clients
+        sizes[:, 3] = (weight > 0).sum(dim=1).numpy()
+        sizes[:, 4] = np.rint(expected)
+        self.batches.append(sizes)
+
+    @cached_property
+    def _gradient(self) -> Tensor:
+        """Which canaries are gradients, (m,)."""
+        return (self.values != 0).any(dim=1)
 
     def has_gradient(self, rows: Tensor) -> Tensor:
         """Which pool rows are gradient canaries, (K, B) bool."""
-        gradient = (self.values != 0).any(dim=1)
         number = self.number[rows]
-        return (number >= 0) & gradient[number.clamp_min(0)]
+        return (number >= 0) & self._gradient[number.clamp_min(0)]
 
     def drawn(self, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradient canaries of a step: their columns and values (K, b, s), and weights (K, b)."""

@@ -14,7 +14,7 @@ from fedaudit.protections.guard.exposure import ExposedRecord, ExposureReport
 from fedaudit.protections.guard.guard import guard, measure
 from fedaudit.protections.guard.local_steps import LocalSteps
 from fedaudit.protections.guard.report import CheckResult, GuardReport, LayerResult, OutOfReach
-from fedaudit.protections.guard.tampering import TamperingReport
+from fedaudit.protections.guard.tampering import ModelHistory, TamperingReport
 
 __all__ = [
     "Calibration",
@@ -24,6 +24,7 @@ __all__ = [
     "GuardReport",
     "LayerResult",
     "LocalSteps",
+    "ModelHistory",
     "OutOfReach",
     "HonestRun",
     "TamperingReport",

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedaudit.arrays import Floats, Indices
 from fedaudit.protections.guard.local_steps import LayerVisits
@@ -21,6 +23,16 @@ from fedaudit.stats.bias_ratios import ROUNDING, ratios
 
 MEMBERSHIP = 10.0
 """A record whose ratio is above it counts as exposed."""
+SUCCESS = (
+    (1.0, 0.688, 0.679, 0.696),
+    (3.0, 0.785, 0.766, 0.805),
+    (10.0, 0.845, 0.812, 0.872),
+    (30.0, 0.808, 0.722, 0.908),
+    (100.0, 0.825, 0.806, 0.844),
+)
+"""(least ratio, share of right guesses, 95 % interval) of a server that says from an answer whether
+a record was there; 0.5 is chance. MLPs on three data sets, one local step, 100 records:
+`python -m reproductions.guard.behaviour meaning`."""
 EXACT = 0.05
 """A reconstruction that close, in median distances between own records, is exact."""
 ALONE = 1e-6
@@ -30,6 +42,8 @@ _BLOCK = 2**24
 """Numbers per block of grams."""
 _PAIRS = 1000
 """Records among which the median distance is taken, at most."""
+
+Numbers = npt.NDArray[np.float32] | Floats
 
 # -- theory ----------------------------------------------------------------------------------------
 
@@ -49,41 +63,89 @@ def ratio(own: Floats, spread: Floats, noise: float | Floats) -> Floats:
 
 
 def membership(
-    inputs: Floats, errors: Floats, *, bias: bool, noise: float | Floats
+    inputs: Numbers, errors: Numbers, *, bias: bool, noise: float | Floats, least: float = 0.0
 ) -> tuple[Floats, Floats]:
     """Ratios e (n, U) and squared norms K_ii (n, U) of what records add to units.
 
     inputs (P, n, D), errors (P, n, U); `noise` per number of the update, a number or (U,). With a
     single visit the grams factor, K_ij = d_i d_j (x_i x_j + 1), and two products of (n, n) by
-    (n, U) are enough; otherwise they are made for blocks of units.
+    (n, U) are enough; otherwise they are made for blocks of units. Units where no ratio can be
+    above `least` are left at 0: a bound from sums of records costs a tenth of the grams.
     """
-    visits, n, units = errors.shape
-    if visits == 1:
-        x, d = inputs[0], errors[0]
-        similar = x @ x.T + float(bias)
-        norms = np.diagonal(similar).copy()
-        np.fill_diagonal(similar, 0.0)
-        others, mean = np.square(similar) @ np.square(d), similar @ d / (n - 1)
-        # (n - 1) mean^2 is lost in rounding where it is nearly all of it
-        spread = np.maximum(others - (n - 1) * np.square(mean), n * 1e-15 * others)
-        own = np.square(d) * norms[:, None]
-        return ratio(own, np.square(d) * spread, noise), own
+    if len(errors) == 1:
+        return _single_visit(inputs[0], errors[0], bias, noise)
+    n, units = errors.shape[1:]
     if bias:
-        inputs = np.concatenate([inputs, np.ones((*inputs.shape[:2], 1))], axis=2)
+        inputs = np.concatenate([inputs, np.ones((*inputs.shape[:2], 1), inputs.dtype)], axis=2)
     e, k = np.zeros((n, units)), np.zeros((n, units))
-    step = max(1, _BLOCK // (n * max(n, inputs.shape[2])))
+    step = max(1, _BLOCK // (n * max(n if least == 0 else GROUPS, inputs.shape[2])))
     sigma = np.broadcast_to(noise, (units,))
+    by_record: Any = np.ascontiguousarray(inputs.transpose(1, 0, 2))
     for low in range(0, units, step):
         some = slice(low, low + step)
-        added = np.einsum("pnu,pnd->und", errors[..., some], inputs, optimize=True)
-        grams = added @ added.swapaxes(1, 2)
-        own = np.einsum("uii->ui", grams).copy()
-        np.einsum("uii->ui", grams)[:] = 0.0
-        others, mean = np.square(grams).sum(axis=2), grams.sum(axis=2) / (n - 1)
-        spread = np.maximum(others - (n - 1) * np.square(mean), n * 1e-15 * others)
-        e[:, some] = ratio(own, spread, sigma[some, None]).T
+        # (n, u, P) @ (n, P, D): what every record adds to every unit
+        added = (errors[..., some].transpose(1, 2, 0) @ by_record).swapaxes(0, 1)
+        own = np.square(added).sum(axis=2, dtype=np.float64)
         k[:, some] = own.T
+        kept = np.arange(len(added))
+        if least > 0:
+            bound = ratio(own, _least_spread(added, own), sigma[some, None])
+            kept = np.flatnonzero((bound > least).any(axis=1))
+        small = max(1, _BLOCK // n**2)
+        for at in np.split(kept, range(small, len(kept), small)):
+            if len(at):
+                e[:, low + at] = ratio(own[at], _spread(added[at]), sigma[low + at, None]).T
     return e, k
+
+
+GROUPS = 16
+"""Sums of so many groups of records bound the spread of grams from below."""
+
+
+def _single_visit(
+    x: Numbers, d: Numbers, bias: bool, noise: float | Floats
+) -> tuple[Floats, Floats]:
+    """`membership` of inputs x (n, D) and errors d (n, U)."""
+    # errors of a step are as small as its learning rate, and squared twice below
+    size = float(np.abs(d).max()) or 1.0
+    d = d / size
+    similar = np.asarray(x @ x.T + d.dtype.type(bias))
+    norms = np.diagonal(similar).astype(np.float64)
+    np.fill_diagonal(similar, 0.0)
+    squares = np.square(d)
+    others, mean = np.square(similar) @ squares, similar @ d / (len(d) - 1)
+    # (n - 1) mean^2 is lost in rounding where it is nearly all of it
+    rounding = len(d) * np.finfo(d.dtype).eps
+    spread = np.maximum(others - (len(d) - 1) * np.square(mean), rounding * others)
+    own = squares * norms[:, None] * size**2
+    return ratio(own, squares.astype(np.float64) * spread * size**4, noise), own
+
+
+def _spread(added: Numbers) -> Floats:
+    """sum over j of (K_ij - mean_i)^2 without i, (u, n), of what records add (u, n, D)."""
+    grams = (added @ added.swapaxes(1, 2)).astype(np.float64)
+    np.einsum("uii->ui", grams)[:] = 0.0
+    n = grams.shape[2]
+    mean = grams.sum(axis=2, keepdims=True) / (n - 1)
+    grams -= mean
+    squares = np.square(grams, out=grams).sum(axis=2) - np.square(mean[..., 0])
+    return np.maximum(squares, 0.0)
+
+
+def _least_spread(added: Numbers, own: Floats) -> Floats:
+    """A lower bound (u, n) of `_spread`: the part of it that lies between groups of records."""
+    n = added.shape[1]
+    group = np.arange(n) % GROUPS
+    sums = np.stack([added[:, group == c].sum(axis=1) for c in range(GROUPS)], axis=2)
+    total = (added @ sums).astype(np.float64)  # (u, n, GROUPS)
+    counts = np.tile(np.bincount(group, minlength=GROUPS).astype(np.float64), (n, 1))
+    total[:, np.arange(n), group] -= own
+    counts[np.arange(n), group] -= 1
+    mean = total.sum(axis=2, keepdims=True) / (n - 1)
+    means = np.divide(
+        total, counts, out=np.broadcast_to(mean, total.shape).copy(), where=counts > 0
+    )
+    return np.asarray((counts * np.square(means - mean)).sum(axis=2))
 
 
 def reconstructed(layer: LayerVisits) -> tuple[Floats, Indices]:
@@ -107,6 +169,20 @@ def reconstructed(layer: LayerVisits) -> tuple[Floats, Indices]:
     )
     units = np.stack([np.append(single, one), np.append(single, other)], axis=1)
     return x[usable], units[usable]
+
+
+def nearest_rows(records: Numbers, x: Numbers) -> tuple[Floats, Indices]:
+    """Distance (n,) of every record (n, D) to the closest of x (m, D), and which that is.
+
+    Candidates are found in single precision around the mean record, the distance is then exact.
+    """
+    centre = records.mean(axis=0)
+    one, other = (np.asarray(v - centre, dtype=np.float32) for v in (records, x))
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = np.square(other).sum(axis=1) - 2 * one @ other.T
+    at = np.where(np.isfinite(scores), scores, np.inf).argmin(axis=1)
+    apart = records.astype(np.float64) - x[at]
+    return np.sqrt(np.square(apart).sum(axis=1)), at
 
 
 def distances(one: Floats, other: Floats) -> Floats:
@@ -134,6 +210,13 @@ class ExposedRecord:
     units: tuple[int, ...]
     alone: bool
     distance: float | None
+
+    @property
+    def success(self) -> tuple[float, float, float] | None:
+        """Measured share of right guesses about a record of such a ratio, and its 95 % interval;
+        None below a ratio of 1."""
+        known = [measured for least, *measured in SUCCESS if self.membership >= least]
+        return (known[-1][0], known[-1][1], known[-1][2]) if known else None
 
     @property
     def exact(self) -> bool:
@@ -173,7 +256,11 @@ class ExposureReport:
             return f"Nothing of your {self.records} records is exposed."
         first = self.exposed[0].words
         more = f" and {len(self.exposed) - 1} more of {self.records}" if self.exposed[1:] else ""
-        return f"Answering would give away {first}{more}. Honest models do this too."
+        said = f"Answering would give away {first}{more}. Honest models do this too."
+        if self.exposed[0].success is None:
+            return said
+        share, low, high = (f"{100 * v:.0f}" for v in self.exposed[0].success)
+        return f"{said} Servers guessed {share} % [{low}, {high}] of such right, 50 % by chance."
 
 
 def exposure(
@@ -193,7 +280,8 @@ def exposure(
         # a change is sent in float32: one step of the row's largest weight is noise
         rounding = EPS * np.abs(layer.weight).max(axis=1).astype(np.float64)
         sigma = np.sqrt(noise**2 + np.square(rounding))
-        e, k = membership(layer.inputs, layer.errors, bias=layer.bias is not None, noise=sigma)
+        bias = layer.bias is not None
+        e, k = membership(layer.inputs, layer.errors, bias=bias, noise=sigma, least=MEMBERSHIP)
         unit = e.argmax(axis=1)
         top = e[np.arange(n), unit]
         for i in np.flatnonzero(top > best):
@@ -205,10 +293,10 @@ def exposure(
             records = layer.inputs[0]
             x, units = reconstructed(layer)
             if len(x):
-                apart = distances(records, x) / median_distance(records)
-                for i in np.flatnonzero(apart.min(axis=1) < nearest):
-                    at = apart[i].argmin()
-                    nearest[i], source[i] = apart[i, at], (layer.name, units[at])
+                apart, which = nearest_rows(records, x)
+                apart /= median_distance(records)
+                for i in np.flatnonzero(apart < nearest):
+                    nearest[i], source[i] = apart[i], (layer.name, units[which[i]])
     found = [
         _exposed(int(i), float(best[i]), where[i], bool(alone[i]), float(nearest[i]), source[i])
         for i in np.argsort(-best, kind="stable")

@@ -8,7 +8,8 @@ Ours      The checks, and the test that joins them. See docs/guard.md for measur
 Every check is a number that does not depend on the order or scale of a layer's rows. All numbers
 are put on one scale, and the most unusual one is ranked among honest runs (`calibration`). The rank
 is a p-value: the level holds for honest models like those ranked, for any number of checks.
-"no_evidence" is not "safe": an adversary who knows the checks can pass them.
+"no_evidence" is not "safe": an adversary who knows the checks can pass them. Where the client has
+own records and earlier models, those decide (`exposure`, `tampering`), and the weights only join.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fedaudit.protections.guard import (
     twins,
 )
 from fedaudit.protections.guard.calibration import Calibration, shipped
-from fedaudit.protections.guard.exposure import exposure
+from fedaudit.protections.guard.exposure import ExposureReport, exposure
 from fedaudit.protections.guard.local_steps import LocalSteps
 from fedaudit.protections.guard.reading import Numbers, check_shapes, numbers
 from fedaudit.protections.guard.report import (
@@ -44,7 +45,7 @@ from fedaudit.protections.guard.report import (
     LayerResult,
     OutOfReach,
 )
-from fedaudit.protections.guard.tampering import tampering
+from fedaudit.protections.guard.tampering import TamperingReport, tampering
 from fedaudit.protections.guard.tensors import WIDE, CheckScore, Received, WeightArray, extents
 from fedaudit.settings import Fraction, require
 
@@ -62,6 +63,9 @@ UNITS: dict[str, float] = {
 }
 """Every check and the smallest meaningful difference of its values. A large step avoids alarms on
 layers that were trained longer than those of the honest runs."""
+
+ALONE = "the weights look planted"
+"""Begins the note on weights that raise an alarm and decide nothing."""
 
 BY_SHAPE: dict[str, Callable[[int, int], float]] = {
     one_entry.NAME: one_entry.reach,
@@ -135,11 +139,7 @@ def _with_behaviour(
     data: tuple[Any, Any],
     local: LocalSteps,
 ) -> GuardReport:
-    """The report with exposure and tampering, and a verdict that both join.
-
-    The weights keep their alarms. Without an alarm of theirs the verdict is that on tampering: a
-    client who cannot compare models cannot tell whether this one was altered.
-    """
+    """The report with exposure and tampering, and a verdict that joins the voices."""
     visits = local_steps.run(runnable, *data, local)
     covered = {f"{name}.weight" for name in visits}
     unread = tuple(
@@ -153,8 +153,32 @@ def _with_behaviour(
         for m in history
     ]
     tampered = tampering([*older, runnable], *data)
-    verdict = report.verdict if report.flagged else tampered.verdict
-    return replace(report, verdict=verdict, exposure=exposed, tampering=tampered)
+    verdict, why = _joined(report, exposed, tampered)
+    return replace(
+        report,
+        verdict=verdict,
+        exposure=exposed,
+        tampering=tampered,
+        notes=(*why, *report.notes),
+    )
+
+
+def _joined(
+    report: GuardReport, exposed: ExposureReport, tampered: TamperingReport
+) -> tuple[GuardVerdict, list[str]]:
+    """The verdict of the three voices, and a note where weights are overruled.
+
+    The client's history decides. Where there is none, strange weights count if a record is exposed
+    as well: ways of training that were not calibrated look strange too.
+    """
+    if report.verdict != "planted" or tampered.verdict == "altered":
+        return tampered.verdict, []
+    if tampered.verdict == "nothing_to_say" and exposed.exposed:
+        return "planted", []
+    names = ", ".join(c.name for c in report.alarms)
+    return tampered.verdict, [
+        f"{ALONE} ({names}), and nothing else shows it: training that was not calibrated looks so"
+    ]
 
 
 def _ranked(

@@ -80,14 +80,13 @@ def run(module: Module, x: Any, y: Any, steps: LocalSteps) -> dict[str, LayerVis
     before = {n: _weights(m) for n, m in layers.items()}
     size = min(steps.batch_size or len(x), len(x))
     order = torch.Generator().manual_seed(steps.seed)
-    kept: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+    kept: dict[str, tuple[Tensor, Tensor]] = {}
     first: set[str] = set(layers)
     try:
-        for _ in range(steps.epochs):
+        for epoch in range(steps.epochs):
             shuffled = torch.arange(len(x))
             if size < len(x):
                 shuffled = torch.randperm(len(x), generator=order)
-            seen: list[tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]] = []
             for rows in torch.split(shuffled, size):
                 calls, output = watched(own, layers, x[rows])
                 loss = F.cross_entropy(logits(output).flatten(0, -2), y[rows].flatten())
@@ -98,19 +97,19 @@ def run(module: Module, x: Any, y: Any, steps: LocalSteps) -> dict[str, LayerVis
                     n: [next(back) for _ in each] for n, each in calls.items()
                 }
                 first &= {n for n in layers if _reads(calls.get(n, []), x[rows])}
-                seen.append((rows, _visits(layers, calls, errors, len(rows))))
+                visits = _visits(layers, calls, errors, len(rows))
+                _keep(kept, visits, rows, (epoch, steps.epochs, len(x)), steps.learning_rate)
                 with torch.no_grad():
                     for p, g in zip(trained, grads[: len(trained)], strict=True):
                         if g is not None:
                             p.sub_(steps.learning_rate * g)
-            _keep(kept, seen, len(x), steps.learning_rate)
     except UNREADABLE as error:
         raise fails_on_records(error) from None
     return {
         name: LayerVisits(
             name,
-            torch.cat(into).double().numpy(),
-            torch.cat(errors).double().numpy(),
+            into.transpose(0, 1).numpy(),
+            errors.transpose(0, 1).numpy(),
             before[name][0],
             _weights(layers[name])[0],
             before[name][1],
@@ -138,6 +137,13 @@ def is_readable(layer: Module) -> TypeGuard[Linear | Conv2d]:
     )
 
 
+def has_units(layer: Module) -> TypeGuard[Linear | Conv2d]:
+    """Whether outputs of a layer are those of units: a linear layer, or any convolution."""
+    from torch import nn
+
+    return isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+
+
 def watched(
     module: Module, layers: Mapping[str, Module], x: Tensor
 ) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], Any]:
@@ -146,7 +152,8 @@ def watched(
 
     def note(name: str) -> Any:
         def hook(_: Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            calls.setdefault(name, []).append((inputs[0].detach().clone(), output))
+            # what a layer read cannot change afterwards: autograd needs it for the weights
+            calls.setdefault(name, []).append((inputs[0].detach(), output))
             return output.clone()  # an in-place activation must not change what was noted
 
         return hook
@@ -170,9 +177,11 @@ def by_position(layer: Module, tensor: Tensor, n: int, *, inputs: bool) -> Tenso
 
     if len(tensor) != n:
         return None
-    if isinstance(layer, nn.Conv2d):
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         if inputs:
-            assert not isinstance(layer.padding, str)  # `readable` leaves those out
+            # `readable` leaves out the others
+            assert isinstance(layer, nn.Conv2d)
+            assert not isinstance(layer.padding, str)
             patches = F.unfold(
                 tensor, layer.kernel_size, layer.dilation, layer.padding, layer.stride
             )
@@ -202,27 +211,37 @@ def _visits(
                 into.append(a)
                 back.append(b)
         if into:
-            out[name] = torch.cat(into), torch.cat(back)
+            single = len(into) == 1
+            out[name] = (into[0], back[0]) if single else (torch.cat(into), torch.cat(back))
     return out
 
 
 def _keep(
-    kept: dict[str, tuple[list[Tensor], list[Tensor]]],
-    seen: list[tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]],
-    n: int,
+    kept: dict[str, tuple[Tensor, Tensor]],
+    visits: Mapping[str, tuple[Tensor, Tensor]],
+    rows: Tensor,
+    sizes: tuple[int, int, int],
     learning_rate: float,
 ) -> None:
-    """Add an epoch's batches to `kept`, records in their own order."""
+    """Write a batch's visits (P, b, .) to their places in `kept` (n, epochs x P, .).
+
+    sizes: number of the epoch, epochs, n. A layer that a batch leaves out is zero there.
+    """
     import torch
 
-    back = torch.cat([rows for rows, _ in seen]).argsort()
-    assert len(back) == n
-    for name in seen[0][1]:
-        if not all(name in visits for _, visits in seen):
-            continue
-        into, errors = kept.setdefault(name, ([], []))
-        into.append(torch.cat([v[name][0] for _, v in seen], dim=1)[:, back])
-        errors.append(torch.cat([v[name][1] for _, v in seen], dim=1)[:, back] * learning_rate)
+    epoch, epochs, n = sizes
+    for name, both in visits.items():
+        positions = len(both[0])
+        if name not in kept:
+            # records first: a batch then writes whole rows
+            made = [torch.zeros(n, epochs * positions, v.shape[2]) for v in both]
+            kept[name] = made[0], made[1]
+        into, errors = kept[name]
+        if into.shape[1] != epochs * positions:
+            raise ValueError(f"{name} is called a different number of times in each batch")
+        low, high = epoch * positions, (epoch + 1) * positions
+        into[rows, low:high] = both[0].transpose(0, 1).float()
+        errors[rows, low:high] = both[1].transpose(0, 1).float().mul(learning_rate)
 
 
 def _reads(calls: list[tuple[Tensor, Tensor]], x: Tensor) -> bool:

@@ -413,7 +413,7 @@ class Client:
         roster, size, sent = self._shown(), (len(self._shown()) + 7) // 8, inbox
         inbox = self._open_inbox(inbox, about)
         bits = inbox[:size]
-        sharing = wire.from_bitmap(bits, roster.numbers, "the list of sharers")
+        sharing = roster.members(bits, "the list of sharers")
         sealed = wire.by_number(inbox[size:], wire.SHARED_BYTES, "the inbox")
         mine = {*sealed, self.number}
         if roster.marked(bits, mine) != mine:
@@ -436,7 +436,7 @@ class Client:
             "upload",
             request,
             sketch=sketch_of(vector) if self.ledger.measured else (),
-            members=tuple(sharing.tolist()),
+            members=sharing,
             others=roster.terms.others,
             final=roster.terms.final,
             unseen=self._unseen,
@@ -474,7 +474,7 @@ class Client:
         if len(uploads) <= SIGNATURE_BYTES:
             raise malformed("the list of uploads cannot be read", "a list and a signature", "less")
         bits, signature = uploads[:-SIGNATURE_BYTES], uploads[-SIGNATURE_BYTES:]
-        numbers = wire.from_bitmap(bits, roster.numbers, "the list of uploads")
+        members = roster.members(bits, "the list of uploads")
         signed = keys.upload_view(self._view, bits)
         if not verify(roster.aggregator, signature, "uploads", signed):
             raise _forged("the list of uploads", "the aggregator's signature")
@@ -486,15 +486,15 @@ class Client:
                 "a client without keys" if inside else "this client left out",
             )
         terms, holding = roster.terms, roster.marked(bits, self._holders)
-        if len(numbers) < terms.threshold:
-            raise too_few(len(numbers), terms.threshold, "after the upload")
+        if len(members) < terms.threshold:
+            raise too_few(len(members), terms.threshold, "after the upload")
         if len(holding) < terms.quorum:
             raise too_few(len(holding), terms.quorum, "among this client's holders")
         query = AnsweredQuery(
             round=terms.round,
             run=terms.run,
             training=self.training,
-            members=tuple(numbers.tolist()),
+            members=members,
             others=terms.others,
             final=terms.final,
             unseen=self._unseen,

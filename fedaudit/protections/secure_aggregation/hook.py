@@ -111,7 +111,7 @@ class SecureAggregation(ScalarSettings, Hook):
     name: ClassVar[str] = "secure_aggregation"
     covers: ClassVar[tuple[str, ...]] = ("parameter", "buffer", "weight", "metadata", "sender")
     trust: ClassVar[str] = (
-        "the clients' keys; fewer than a third of the clients collude, of more than 100 at most 5 %"
+        "the clients' keys; fewer than a third of clients collude (beyond 100: 5 %)"
     )
     other_names: ClassVar[tuple[str, ...]] = ("secureaggregation", "secagg")
     asks: ClassVar[bool] = True

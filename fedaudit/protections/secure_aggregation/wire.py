@@ -204,12 +204,19 @@ class Record:
 
 
 @lru_cache(maxsize=4)
-def _sorted_numbers(column: bytes) -> npt.NDArray[np.int64]:
-    """The roster's numbers; one array for all clients of a process, since 10,000 would be 1 GB."""
+def _sorted_numbers(column: bytes) -> tuple[bytes, npt.NDArray[np.int64]]:
+    """The roster's numbers, and their bytes; one of each for all clients of a process, since those
+    of 10,000 clients would be 1 GB."""
     raw = np.frombuffer(column, "<u8")
     if raw.max() >= 2**63 or (raw[1:] <= raw[:-1]).any():
         raise malformed("the roster is not in order", "growing numbers below 2^63", "others")
-    return raw.astype(np.int64)
+    return column, raw.astype(np.int64)
+
+
+@lru_cache(maxsize=4)
+def _members(bits: bytes, column: bytes, what: str) -> tuple[int, ...]:
+    """The numbers of a bitmap; one tuple for all clients of a process."""
+    return tuple(from_bitmap(bits, _sorted_numbers(column)[1], what).tolist())
 
 
 class Roster:
@@ -229,7 +236,7 @@ class Roster:
         if not self._records or len(self._records) % RECORD_BYTES:
             raise malformed("the roster cannot be read", "whole records", "a part of one")
         table = np.frombuffer(self._records, dtype=np.uint8).reshape(-1, RECORD_BYTES)
-        self.numbers = _sorted_numbers(table[:, :NUMBER_BYTES].tobytes())
+        self._column, self.numbers = _sorted_numbers(table[:, :NUMBER_BYTES].tobytes())
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -241,6 +248,10 @@ class Roster:
 
     def __contains__(self, number: int) -> bool:
         return self._at(number) is not None
+
+    def members(self, bits: bytes, what: str) -> tuple[int, ...]:
+        """All whose bit is set, in order."""
+        return _members(bits, self._column, what)
 
     def marked(self, bits: bytes, among: Iterable[int]) -> frozenset[int]:
         """Those of some clients whose bit is set."""

@@ -163,8 +163,3 @@ def misfit(got: Named, want: Mapping[str, tuple[int, ...]]) -> str:
         if values.shape != want[name]:
             return f"{name} of shape {values.shape}, the model has {want[name]}"
     return ""
-
-
-def whole(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Values for an integer tensor: a mean of counters is rounded."""
-    return np.rint(values).astype(np.int64) if values.dtype.kind == "f" else values

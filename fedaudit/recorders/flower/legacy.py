@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flwr.common import (
@@ -30,7 +31,7 @@ from fedaudit.recorders.flower.arrays import Content, Named, single
 from fedaudit.recorders.flower.declared import DELTA, declared_by
 from fedaudit.recorders.flower.tape import RUN_ID, WEIGHT, Reply, Sends, Sent, Tape, TapeOptions
 from fedaudit.recorders.watching import RoundWatch
-from fedaudit.trace.limits import RecordingLimits
+from fedaudit.trace.limits import FAULTS, RecordingLimits, reason_of
 from fedaudit.trace.numbers import as_numbers
 
 
@@ -114,10 +115,12 @@ class RecordingLegacyStrategy(Strategy):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         instructions = self.strategy.configure_fit(server_round, parameters, client_manager)
-        contents = instructed(instructions, self._names)
+        first = not self._tape.like  # refused; what does not fit later on is noted
+        contents = instructed(instructions, self._names, strict=first)
         sent = [Sent(client.cid, c) for (client, _), c in zip(instructions, contents, strict=True)]
         everyone = list(client_manager.all())
-        self._tape.begin(server_round, sent, everyone, Content(self._named(parameters)))
+        model = content_from(parameters, self._names, strict=first)
+        self._tape.begin(server_round, sent, everyone, model)
         if not instructions:
             self._tape.record_replies([])  # no client was chosen: Flower skips the aggregation
         return instructions
@@ -141,7 +144,7 @@ class RecordingLegacyStrategy(Strategy):
             site = reply.metrics.pop(self._name_by, None) if self._name_by else None
             metrics = {k: single(v) for k, v in reply.metrics.items()}
             metrics[WEIGHT] = reply.num_examples
-            content = self._content(reply.parameters, metrics)
+            content = content_from(reply.parameters, self._names, metrics)
             named = site if isinstance(site, str | int | float) else None
             replies.append(Reply(client.cid, content, site=named))
         for failure in failures:
@@ -177,16 +180,7 @@ class RecordingLegacyStrategy(Strategy):
 
     def _release(self, parameters: Parameters | None) -> None:
         if parameters is not None:
-            self._released = self._named(parameters)
-
-    def _content(self, parameters: Parameters, metrics: Mapping[str, Any]) -> Content:
-        """A reply that arrived: parts that cannot be recorded are reported, not raised."""
-        try:
-            return Content(self._named(parameters), scalars=dict(metrics))
-        except FedauditError as error:
-            size = sum(map(len, parameters.tensors))
-            why = f"{error.what}: {error.got}"
-            return Content({}, scalars=dict(metrics), lacks=why, bytes=size)
+            self._released = content_from(parameters, self._names).model or None
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -210,20 +204,38 @@ class RecordingLegacyStrategy(Strategy):
         """Mark the trace complete."""
         self._tape.close()
 
-    def _named(self, parameters: Parameters) -> Named:
-        return name_arrays(parameters, self._names)
-
 
 def instructed(
-    instructions: Sequence[tuple[ClientProxy, FitIns]], names: Sequence[str] | None
+    instructions: Sequence[tuple[ClientProxy, FitIns]],
+    names: Sequence[str] | None,
+    *,
+    strict: bool,
 ) -> list[Content]:
     """The content for each client. Many clients share one FitIns, which is read once."""
     read: dict[int, Content] = {}
     for _, ins in instructions:
         if id(ins) not in read:
             settings = {k: single(v) for k, v in ins.config.items()}
-            read[id(ins)] = Content(name_arrays(ins.parameters, names), scalars=settings)
+            read[id(ins)] = content_from(ins.parameters, names, settings, strict=strict)
     return [read[id(ins)] for _, ins in instructions]
+
+
+def content_from(
+    parameters: Parameters,
+    names: Sequence[str] | None,
+    scalars: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    strict: bool = False,
+) -> Content:
+    """Parameters by name. What cannot be recorded is raised if `strict`, else reported."""
+    try:
+        return Content(name_arrays(parameters, names), scalars=dict(scalars))
+    except FAULTS as error:
+        if strict:
+            raise
+        why = f"{error.what}: {error.got}" if isinstance(error, FedauditError) else reason_of(error)
+        size = sum(map(len, parameters.tensors))
+        return Content({}, scalars=dict(scalars), lacks=why, bytes=size)
 
 
 def name_arrays(parameters: Parameters, names: Sequence[str] | None) -> Named:

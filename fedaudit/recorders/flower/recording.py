@@ -41,7 +41,7 @@ from fedaudit.recorders.flower.tape import (
 )
 from fedaudit.recorders.watching import RoundWatch
 from fedaudit.trace import SERVER
-from fedaudit.trace.limits import RecordingLimits
+from fedaudit.trace.limits import FAULTS, RecordingLimits, log_stop
 
 ARRAYS = "arrays"
 """The record in which Flower's strategies send the model by default."""
@@ -293,22 +293,27 @@ def record_mod(
 
     Every run and node gets a folder `run-ID/node-ID` under `path`; a path with "{run_id}" gets the
     number there instead. Put it first in the list of mods, so that it records replies after all
-    other mods (noise, clipping) have acted.
+    other mods (noise, clipping) have acted. What cannot be recorded is logged, and trained on.
     """
 
     def recorded(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
-        # read before the app runs: it may change the message in place
-        received = content_of(message.content, ARRAYS)
         own = party(context.node_id)
-        tape = Tape(
-            _folder(path, context.run_id) / own,
-            TapeOptions(tensors=tensors, dtype=dtype, purpose=purpose, retention=retention),
-            about={"parties": [SERVER, own], "software": f"flwr {require()}"},
-            resume=True,
-        )
-        tape.begin(1, [Sent(context.node_id, received)])
+        folder = _folder(path, context.run_id) / own
+        try:
+            # read before the app runs: it may change the message in place
+            received = content_of(message.content, ARRAYS)
+            tape = Tape(
+                folder,
+                TapeOptions(tensors=tensors, dtype=dtype, purpose=purpose, retention=retention),
+                about={"parties": [SERVER, own], "software": f"flwr {require()}"},
+                resume=True,
+            )
+            tape.begin(1, [Sent(context.node_id, received)])
+        except FAULTS as error:
+            log_stop(folder, 0, error)
+            return call_next(message, context)
         try:
             reply = call_next(message, context)
         except Exception as error:

@@ -35,7 +35,7 @@ from fedaudit.errors import UsageError
 from fedaudit.layout import Layout
 from fedaudit.recorders.flower import require
 from fedaudit.recorders.flower.arrays import Content, Named, Scalars, single, weight_of
-from fedaudit.recorders.flower.legacy import instructed, name_arrays
+from fedaudit.recorders.flower.legacy import content_from, instructed
 from fedaudit.recorders.flower.protections import MASKED_BY, declared_by
 from fedaudit.recorders.flower.tape import WEIGHT, Reply, Sent, Tape, TapeOptions
 from fedaudit.trace import AGGREGATOR, SERVER
@@ -99,8 +99,11 @@ class SecAggTape(Tape):
     def record_sum(self, legs: Sequence[Exchange], mean: Named | None, why: str) -> None:
         """Write a round. `mean`: the opened mean, or None and `why` it was not opened."""
         self._next += 1
-        if not self._shapes:
-            return
+        if self._shapes:
+            self._guarded(self._record_sum, legs, mean, why)
+        self._sent = []
+
+    def _record_sum(self, legs: Sequence[Exchange], mean: Named | None, why: str) -> None:
         masked = [leg for leg in legs if leg.stage == Stage.COLLECT_MASKED_VECTORS]
         self._learn_names([Reply(leg.node, Content({}, scalars=leg.scalars)) for leg in masked])
         recorder = self._writer([])
@@ -116,7 +119,6 @@ class SecAggTape(Tape):
                     self._write_models(wire, 2 * at)
                 self._write_legs(wire, own, 2 * at)
             self._write_sum(wire, [*members] or chosen, members, mean, why)
-        self._sent = []
 
     def _write_legs(self, wire: RoundWriter, legs: Sequence[Exchange], step: int) -> None:
         """Write what each client received in a stage besides the model, and its reply."""
@@ -324,13 +326,14 @@ class RecordingSecAggWorkflow:
             server_round: int, parameters: Parameters, client_manager: Any
         ) -> list[tuple[ClientProxy, FitIns]]:
             chosen = configure(server_round, parameters, client_manager)
+            first = not self._tape.like  # refused; what does not fit later on is noted
             sent = [
                 Sent(client.node_id, content)
                 for (client, _), content in zip(
-                    chosen, instructed(chosen, self._names), strict=True
+                    chosen, instructed(chosen, self._names, strict=first), strict=True
                 )
             ]
-            model = Content(name_arrays(parameters, self._names))
+            model = content_from(parameters, self._names, strict=first)
             self._tape.begin(server_round, sent, nodes, model)
             self._tape.declare(self._threshold(len(sent)), others)
             self._begun = True
@@ -341,7 +344,8 @@ class RecordingSecAggWorkflow:
         ) -> Any:
             if results:
                 # all results hold the same opened mean
-                self._write(name_arrays(results[0][1].parameters, self._names), "")
+                mean = content_from(results[0][1].parameters, self._names)
+                self._write(mean.model or None, mean.lacks)
             return aggregate(server_round, results, failures)
 
         leading: dict[str, Any] = {"configure_fit": configured, "aggregate_fit": aggregated}
@@ -415,5 +419,5 @@ class RecordingSecAggWorkflow:
         if self._tape.rounds_done >= context.config.num_rounds:
             last = context.state.array_records.get(MAIN_PARAMS_RECORD)
             parameters = None if last is None else compat.arrayrecord_to_parameters(last, True)
-            released = None if parameters is None else name_arrays(parameters, self._names)
-            self._tape.close(released)
+            released = None if parameters is None else content_from(parameters, self._names).model
+            self._tape.close(released or None)

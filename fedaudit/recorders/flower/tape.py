@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.files import write_atomically
 from fedaudit.layout import Layout
-from fedaudit.recorders.flower.arrays import Content, Named, misfit, weight_of, whole
+from fedaudit.recorders.flower.arrays import Content, Named, misfit, weight_of
 from fedaudit.stats.count_sketch import CountSketch
 from fedaudit.trace import (
     AGGREGATOR,
@@ -44,7 +44,7 @@ from fedaudit.trace.recorder import (
     layouts_like,
     recorded_layouts,
 )
-from fedaudit.trace.schema import AGAIN, FAILED, JOINED, LATE, LEFT_OUT, REFUSED, ROUNDED, STOPPED
+from fedaudit.trace.schema import AGAIN, FAILED, JOINED, LATE, LEFT_OUT, REFUSED, STOPPED
 from fedaudit.trace.store import read_manifest, sketch_seed_file
 
 Sends = Literal["model", "delta", "gradient"]
@@ -225,14 +225,19 @@ class Tape:
         nodes: Iterable[int | str] = (),
         model: Content | None = None,
     ) -> None:
-        """Start a round with its models; `model` replaces them if no node was chosen."""
+        """Start a round with its models; `model` replaces them if no node was chosen.
+
+        A strategy may number its rounds as it likes; round 1 begins a new start.
+        """
         if number == 1 and self.resume and self._recorder is not None:
             self._first, self._next, self._done = self._recorder.rounds, 1, False
-        if number != self._next:
+        elif self._sent:
+            self.record_replies([])  # the strategy did not ask for the answers of its last round
+        if number == 1 and self._next > 1:
             raise TraceError(
-                f"round {number} does not follow round {self._next - 1} of the trace",
+                f"round 1 does not follow round {self._next - 1} of the trace",
                 expected=f"round {self._next}",
-                got=str(number),
+                got="1",
                 remedy="record every start of a strategy into a folder of its own, or pass "
                 "resume=True",
             )
@@ -265,8 +270,10 @@ class Tape:
         self._seed = self._sign_seed()
         old = self.path / "manifest.json"
         if self.resume and self.keep.sketch is None and old.exists():
-            wanted = recorded_layouts(self._zeros(), self.keep.tensors, self.keep.dtype)
             kept = read_manifest(old)[0].layouts
+            if len(self._integers) == len(self._shapes):  # as `_record` decided
+                self._integers &= {*kept[INTEGERS].names} if INTEGERS in kept else set()
+            wanted = recorded_layouts(self._zeros(), self.keep.tensors, self.keep.dtype)
             if any(kept.get(name) != layout for name, layout in wanted.items()):
                 raise another_experiment(self.path)
 
@@ -305,6 +312,10 @@ class Tape:
         of = {**self._earlier, **asked}
         replies = [replace(r, node=of.get(r.answers, r.node)) for r in given]
         self._learn_names(replies)
+        if self._recorder is None and len(self._integers) == len(self._shapes):
+            # a first model of zeros, written as whole numbers: what comes back says what it is
+            for content in (r.content for r in replies if r.content is not None):
+                self._integers -= {k for k, a in content.model.items() if a.dtype.kind == "f"}
         recorder = self._writer(replies)
         chosen = {s.node for s in self._sent}
         late = [
@@ -327,7 +338,7 @@ class Tape:
                 why = {FAILED: "no answer in time"}
                 reply = Reply(silent.node, None)
                 self._write_reply(wire, reply, at + 1, why, None)
-            if released is not None and not misfit(released, self._shapes):
+            if released is not None:
                 self._write_released(wire, released)
         self._earlier |= asked
 
@@ -345,7 +356,7 @@ class Tape:
             wrong = self._misfit(s.content, f"the model for {who} is")
             payload, notes = ({}, {REFUSED: wrong}) if wrong else self._payload(s.content)
             hidden = bool(wrong) or self.keep.sketch is not None
-            written[id(s.content)] = wire.send(
+            index = wire.send(
                 "model",
                 SERVER,
                 who,
@@ -355,6 +366,8 @@ class Tape:
                 metadata=s.content.scalars,
                 notes={**notes, **self._newcomer(who)},
             )
+            if index >= 0:  # else the recording has stopped
+                written[id(s.content)] = index
         return {
             s.node: s.content.model for s in self._sent if not misfit(s.content.model, self._shapes)
         }
@@ -415,20 +428,13 @@ class Tape:
 
     def _payload(self, content: Content) -> tuple[Named, dict[str, Any]]:
         """All arrays of a message by their names in the trace, and notes on what was left out."""
-        rounded = [k for k in self._integers if content.model[k].dtype.kind == "f"]
-        payload = dict(content.model)
-        for name in rounded:
-            payload[name] = whole(payload[name])
-        notes: dict[str, Any] = {ROUNDED: ", ".join(sorted(rounded))} if rounded else {}
-        left = []
+        payload, left = dict(content.model), []
         for key, arrays in content.beside.items():
             if key in self._beside and not misfit(arrays, self._beside[key]):
                 payload |= {f"{key}/{name}": a for name, a in arrays.items()}
             else:
                 left.append(f"{key} ({sum(a.nbytes for a in arrays.values())} bytes)")
-        if left:
-            notes[LEFT_OUT] = ", ".join(left)
-        return payload, notes
+        return payload, {LEFT_OUT: ", ".join(left)} if left else {}
 
     def _sketched(self, reply: Named, model: Named | None) -> npt.NDArray[np.float32] | None:
         """The random projection (m,) of an update; None if its model is not known."""
@@ -543,21 +549,22 @@ class Tape:
             self._guarded(self._close, self._recorder, released)
 
     def _close(self, recorder: Recorder, released: Named | None) -> None:
-        fits = released is not None and not misfit(released, self._shapes)
-        if fits and released is not None and recorder.rounds > self._first and not self._done:
+        if released is not None and recorder.rounds > self._first and not self._done:
             with recorder.last_round() as wire:
                 self._write_released(wire, released)
         recorder.close()
 
     def _write_released(self, wire: RoundWriter, released: Named) -> None:
-        payload, notes = self._payload(Content(released))
+        content = Content(released)
+        wrong = self._misfit(content, "the released model is")
+        payload, notes = ({}, {REFUSED: wrong}) if wrong else self._payload(content)
         wire.send(
             "model",
             SERVER,
             PUBLIC,
-            None if self.keep.sketch is not None else payload,
+            None if wrong or self.keep.sketch is not None else payload,
             step=max((m.step for m in wire.messages), default=-1) + 1,
-            size=sum(a.nbytes for a in released.values()),
+            size=content.size,
             notes=notes,
         )
         self._done = True

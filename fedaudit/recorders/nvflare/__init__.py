@@ -2,8 +2,9 @@
 
     from fedaudit.recorders.nvflare import FedauditRecorder
 
-    job.to_server(FedauditRecorder("/data/trace"), id="fedaudit")     # or recipe.job.to_server(...)
+    job.to_server(FedauditRecorder("/data/trace"), id="fedaudit")
 
+FLARE 2.9's recipes keep their job in `recipe._job`.
 Models are recorded as they leave, after the server's task data filters, and answers as they arrive,
 before its result filters. The run does not change. Then `fedaudit audit /data/trace`. See
 docs/nvflare.md.

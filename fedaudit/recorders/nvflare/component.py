@@ -57,14 +57,16 @@ class FedauditRecorder(FLComponent):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             self._rounds = self._open(fl_ctx)
-        elif self._rounds is None:
-            return
-        elif event_type == EventType.AFTER_TASK_DATA_FILTER:
-            self._sent(fl_ctx)
+        elif self._rounds is not None:
+            self._rounds.guarded(self._handle, self._rounds, event_type, fl_ctx)
+
+    def _handle(self, rounds: JobRounds, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.AFTER_TASK_DATA_FILTER:
+            self._sent(rounds, fl_ctx)
         elif event_type == EventType.BEFORE_TASK_RESULT_FILTER:
-            self._answered(fl_ctx)
+            self._answered(rounds, fl_ctx)
         elif event_type == EventType.END_RUN:
-            self._rounds.close(_released(fl_ctx))
+            rounds.close(_released(fl_ctx))
 
     def _open(self, fl_ctx: FLContext) -> JobRounds:
         keep = {
@@ -96,20 +98,19 @@ class FedauditRecorder(FLComponent):
                 self._panicked = True
                 self.system_panic(f"{broken.what}: {broken.got}", fl_ctx)
 
-    def _sent(self, fl_ctx: FLContext) -> None:
+    def _sent(self, rounds: JobRounds, fl_ctx: FLContext) -> None:
         task = fl_ctx.get_prop(FLContextKey.TASK_DATA)
-        if fl_ctx.get_prop(FLContextKey.TASK_NAME) not in self.tasks or self._rounds is None:
-            return
-        self._rounds.sent(_round_of(task), _peer(fl_ctx), _content(task))
+        if fl_ctx.get_prop(FLContextKey.TASK_NAME) in self.tasks:
+            rounds.sent(_round_of(task), _peer(fl_ctx), _content(task))
 
-    def _answered(self, fl_ctx: FLContext) -> None:
+    def _answered(self, rounds: JobRounds, fl_ctx: FLContext) -> None:
         result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
-        if fl_ctx.get_prop(FLContextKey.TASK_NAME) not in self.tasks or self._rounds is None:
+        if fl_ctx.get_prop(FLContextKey.TASK_NAME) not in self.tasks:
             return
         code = result.get_return_code(ReturnCode.OK)
         failed = "" if code == ReturnCode.OK else str(code)
         content = None if failed else _content(result)
-        self._rounds.answered(_round_of(result), _peer(fl_ctx), content, failed)
+        rounds.answered(_round_of(result), _peer(fl_ctx), content, failed)
 
 
 def _workflow(fl_ctx: FLContext) -> str:

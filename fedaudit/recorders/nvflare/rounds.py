@@ -17,8 +17,8 @@ import numpy as np
 from fedaudit.errors import UsageError
 from fedaudit.recorders.nvflare.messages import Named, Tensors
 from fedaudit.trace import PUBLIC, SERVER, Recorder
-from fedaudit.trace.limits import FAULTS
-from fedaudit.trace.schema import FAILED, JOINED, LATE, REFUSED
+from fedaudit.trace.limits import FAULTS, reason_of
+from fedaudit.trace.schema import FAILED, JOINED, LATE, LEFT_OUT, REFUSED
 
 Log = Callable[[str], None]
 
@@ -30,9 +30,11 @@ class JobRounds:
         self, path: Path, about: Mapping[str, Any], keep: Mapping[str, Any], log: Log
     ) -> None:
         self.path, self._about, self._keep, self._log = path, dict(about), dict(keep), log
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._recorder: Recorder | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._first: Named = {}
+        self._moved = False  # whether another model than the first one was sent
         self._number: int | None = None
         self._sent: dict[str, Tensors] = {}
         self._answers: list[tuple[str, Tensors | None, str, bool]] = []
@@ -46,42 +48,47 @@ class JobRounds:
     def sent(self, number: int | None, client: str, content: Tensors) -> None:
         """Record a task with a model for a client. A new round number ends the round before."""
         with self._lock:
-            self._guarded(self._begin, number, client, content)
+            self.guarded(self._begin, number, client, content)
 
     def answered(
         self, number: int | None, client: str, content: Tensors | None, failed: str = ""
     ) -> None:
         """An answer arrived, or a failure (`failed`). Answers to earlier rounds are late."""
         with self._lock:
-            self._guarded(self._take, number, client, content, failed)
+            self.guarded(self._take, number, client, content, failed)
 
     def close(self, released: Named | None = None) -> None:
         """Write the last round, add the released model, and mark the trace complete."""
         with self._lock:
             written = self._recorder.rounds if self._recorder else 0
-            self._guarded(self._flush, released)
+            self.guarded(self._flush, released)
             again = None if self._recorder and self._recorder.rounds > written else released
-            self._guarded(self._end, again)
+            self.guarded(self._end, again)
 
     # -- a round ---------------------------------------------------------------------------------
 
-    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
+    def guarded(self, act: Callable[..., None], *args: Any) -> None:
         """Call `act`; stop recording if it fails."""
         if self.stopped:
             return
         try:
             act(*args)
         except FAULTS as error:
-            self.stopped = " ".join(str(error).split()) or type(error).__name__
-        if self._recorder is not None:
+            self._stop(reason_of(error))
+        if self._recorder is not None and self._recorder.stopped:
+            self._stop(self._recorder.stopped)
+
+    def _stop(self, why: str) -> None:
+        with self._lock:
             if self.stopped:
-                self._recorder.stop(self.stopped)
-            self.stopped = self._recorder.stopped
-        if self.stopped:
+                return
+            self.stopped, rounds = why, 0
+            if self._recorder is not None:
+                self._recorder.stop(why)
+                rounds = self._recorder.rounds
             self._log(
-                f"fedaudit stopped recording to {self.path} after "
-                f"{0 if self._recorder is None else self._recorder.rounds} rounds, the job goes "
-                f"on: {self.stopped}"
+                f"fedaudit stopped recording to {self.path} after {rounds} rounds, the job goes "
+                f"on: {why}"
             )
 
     def _kept(self, content: Tensors) -> Tensors:
@@ -99,7 +106,10 @@ class JobRounds:
         if self._sent and (again or number != self._number):
             self._flush()
         self._number = number
-        self._sent[client] = self._kept(content)
+        self._sent[client] = kept = self._kept(content)
+        self._first = self._first or kept.arrays
+        new = kept.arrays is not self._first and not _same(kept.arrays, self._first)
+        self._moved = self._moved or (bool(kept.arrays) and new)
 
     def _take(self, number: int | None, client: str, content: Tensors | None, failed: str) -> None:
         late = number is not None and self._number is not None and number < self._number
@@ -144,8 +154,8 @@ class JobRounds:
                 self._answer(wire, client, content, failed, at + 1, {})
             for client in self._sent.keys() - there:
                 self._answer(wire, client, None, "no answer in time", at + 1, {})
-            if released is not None and not _misfit(released, self._shapes):
-                _release(wire, released)
+            if released is not None:
+                self._release(wire, released)
 
     def _answer(
         self,
@@ -175,6 +185,8 @@ class JobRounds:
         wrong = content.lacks or _misfit(content.arrays, self._shapes)
         if wrong and content.kind != "masked":
             notes = {**notes, REFUSED: wrong}
+        if content.beside:
+            notes = {**notes, LEFT_OUT: ", ".join(content.beside)}
         wire.send(
             kind,
             sender,
@@ -197,10 +209,19 @@ class JobRounds:
             clients = sorted(self._sent)
             self._listed = set(clients)
             first = next(c for c in self._sent.values() if c.arrays)
+            like = {n: np.zeros(a.shape, _stored(a)) for n, a in first.arrays.items()}
+            if not any(a.dtype.kind == "f" for a in like.values()):
+                # a first model of zeros, written as whole numbers: what comes back says what it is
+                back = [a[1].arrays for a in self._answers if a[1] is not None]
+                like |= {
+                    n: np.zeros(a.shape, np.float32)
+                    for n, a in like.items()
+                    if any(n in b and b[n].dtype.kind == "f" for b in back)
+                }
             parties = {"hubs": [SERVER], "clients": clients, "parties": [SERVER, *clients]}
             self._recorder = Recorder(
                 self.path,
-                like={n: np.zeros(a.shape, _stored(a)) for n, a in first.arrays.items()},
+                like=like,
                 federation={**self._about, **parties},
                 declared=(*self.declared, *self._filters()),
                 **self._keep,
@@ -228,10 +249,19 @@ class JobRounds:
         recorder = self._recorder
         if recorder is None or recorder.manifest.complete:
             return
-        if released is not None and not _misfit(released, self._shapes):
+        if released is not None:
             with recorder.last_round() as wire:
-                _release(wire, released)
+                self._release(wire, released)
         recorder.close()
+
+    def _release(self, wire: Any, released: Named) -> None:
+        """Send the model that ends a job."""
+        step = max((m.step for m in wire.messages), default=-1) + 1
+        found = Tensors(arrays=released, size=sum(a.nbytes for a in released.values()))
+        if self._moved and _same(released, self._first):
+            # Cyclic, and controllers of one's own: FLARE keeps what it loaded, not what they made
+            found = Tensors(lacks="FLARE holds the first model: the workflow names no other")
+        self._message(wire, "model", SERVER, PUBLIC, found, step, {})
 
 
 def _nothing(_path: Path) -> None: ...
@@ -240,13 +270,6 @@ def _nothing(_path: Path) -> None: ...
 def _same(a: Named, b: Named) -> bool:
     """Whether two sets of arrays are equal, by names and numbers."""
     return bool(a) and a.keys() == b.keys() and all(np.array_equal(a[n], b[n]) for n in a)
-
-
-def _release(wire: Any, released: Named) -> None:
-    """Send the model that ends a job."""
-    step = max((m.step for m in wire.messages), default=-1) + 1
-    size = sum(a.nbytes for a in released.values())
-    wire.send("model", SERVER, PUBLIC, released, step=step, size=size)
 
 
 def _stored(values: Any) -> Any:

@@ -138,7 +138,7 @@ def test_one_release_shows_no_rounds(federation):
     audit = EpsilonAudit(canaries=20, vantage=PUBLIC)
     (played,) = rehearsals_of(audit, made, made.party, Seed(1))
     known = Knowledge(extra={"rehearsals": (played.seen,)})
-    with pytest.raises(NotObservable, match="model before and after round 1"):
+    with pytest.raises(NotObservable, match="models of all rounds"):
         audit.attack(played.seen.view, known, np.random.default_rng(0))
 
 

@@ -67,6 +67,19 @@ class OneSeedForRounds(DPSGD):
         sums.add_(noise, alpha=self.clip)
 
 
+class OneSeedForTensors(DPSGD):
+    """A generator that begins anew for every tensor."""
+
+    def step(self, sums, **at):
+        noise = torch.zeros_like(sums)
+        super().step(noise, **at)
+        first = noise[:, slice(*LAYERS[0])].clone()
+        for low, high in LAYERS[1:]:
+            size = min(high - low, first.shape[1])
+            noise[:, low : low + size] = first[:, :size]
+        sums.add_(noise)
+
+
 # -- faults in the clipping ------------------------------------------------------------------------
 
 
@@ -120,6 +133,15 @@ class MicroBatches(Clipping):
         return self.cut(means).sum(dim=1) * 4
 
 
+class SquaredNorm(Clipping):
+    """Divides by the squared norm: large gradients vanish, some small ones pass."""
+
+    def bounded(self, each, w):
+        squared = each.square().sum(dim=-1, keepdim=True)
+        cut = each * (self.clip / squared.clamp_min(1e-12)).clamp_max(1.0)
+        return torch.einsum("kb,kbd->kd", w, cut)
+
+
 class KernelOnly(Trainer):
     """The kernel for records does not clip; gradient canaries are clipped beside it."""
 
@@ -167,6 +189,26 @@ def full_batches_only(training, clients, starts, sizes, seed, number, person=Non
     return replace(made, valid=made.valid & full[:, :, None])
 
 
+def seeded_anew(training, clients, starts, sizes, seed, number, person=None, extra=None):
+    """A sampler that begins anew in every round."""
+    return plan(training, clients, starts, sizes, seed, 1, person, extra)
+
+
+def weighted(training, clients, starts, sizes, seed, number, person=None, extra=None):
+    """Every second record is drawn twice as often as the others; batches are as large."""
+    made = plan(training, clients, starts, sizes, seed, number, person, extra)
+    who = clients[made.order]
+    pools = sizes[who] + (0 if extra is None else extra[who])
+    every = np.arange(pools.max())
+    rate = np.where(every % 2 == 1, 4 / 3, 2 / 3) * BATCH / 80
+    uniform = np.random.default_rng(number).random((len(who), made.index.shape[1], len(every)))
+    drawn = (uniform < rate) & (every < pools[:, None, None])
+    most = int(drawn.sum(axis=2).max())
+    first = np.argsort(~drawn, axis=2, kind="stable")[:, :, :most]
+    valid = np.arange(most) < drawn.sum(axis=2)[:, :, None]
+    return replace(made, index=np.where(valid, first + starts[who][:, None, None], 0), valid=valid)
+
+
 class UncountedEpochs(Federation):
     """Two passes in every round, of which one is accounted for."""
 
@@ -202,16 +244,25 @@ FAULTS = (
           OneSeedForClients(clip=CLIP)),
     Fault("one noise seed for all rounds", "noise_between_rounds", "repeats from round to round",
           OneSeedForRounds(clip=CLIP)),
+    Fault("one noise seed for all tensors", "noise_between_tensors", "Tensors share their noise",
+          OneSeedForTensors(clip=CLIP)),
+    Fault("noise 5 % too small", "noise (0.weight)", "There is less noise than declared",
+          Scaled(clip=CLIP, factor=0.95)),
     Fault("clipping after averaging", "gain (norm 1)", "an average", kind=clipping(AfterAveraging)),
     Fault("per-layer clipping with the whole C", "gain (norm 1000)", "Clipping is broken",
           kind=clipping(PerLayer)),
     Fault("biases not clipped", "gain (0.bias, norm 1000)", "leaves out 0.bias",
           kind=clipping(Biases)),
     Fault("micro-batches clipped", "gain (norm 1)", "a micro-batch", kind=clipping(MicroBatches)),
+    Fault("divided by the squared norm", "gain (norm 1000)", "not that of the declared norm",
+          kind=clipping(SquaredNorm)),
     Fault("records not clipped", "diverged_rounds", "clipping is broken or missing",
           kind=clipping(KernelOnly)),
     Fault("shuffling accounted as Poisson", "spread_of_batch_sizes", "batches are shuffled",
           plan=shuffled),
+    Fault("sampler seeded anew every round", "spread_of_draws", "same batches come again",
+          plan=seeded_anew),
+    Fault("weighted sampler", "spread_of_draws", "drawn more often than others", plan=weighted),
     Fault("drop_last", "batch_sizes", "records are dropped", plan=full_batches_only),
     Fault("uncounted epochs", "steps", "more steps than were accounted for", kind=UncountedEpochs),
     Fault("delta at the wrong n", "delta_times_records", "Delta is too large",
@@ -231,6 +282,9 @@ def test_every_fault_is_caught_in_a_sentence_about_its_kind(
     said = {f.measure: f.statement for f in found}
     assert fault.measure in said
     assert fault.says in said[fault.measure]
+    others = {"share their noise", "Noise repeats", "leaves out"}
+    others -= {kind for kind in others if kind.lower() in f"noise {fault.says}".lower()}
+    assert not [v for v in said.values() if any(kind in v for kind in others)]
 
 
 def test_no_fault_no_contradiction(federation, audited):

@@ -7,15 +7,21 @@ import pytest
 import torch
 
 from fedaudit.accounting import Exposure, privacy_curve
+from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.epsilon import EpsilonAudit
-from fedaudit.audits.epsilon.gauge import chi_square_interval, spread_freedom
+from fedaudit.audits.epsilon.gauge import spread_interval
 from fedaudit.errors import ConfigError, NotApplicable
 from fedaudit.federation.local.trainer import ClientData
+from fedaudit.knowledge.rehearsal import as_members, rehearsals_of
 from fedaudit.protections.central_dp import CentralDP
 from fedaudit.protections.clip import Clip
 from fedaudit.protections.dp_sgd import DPSGD
+from fedaudit.protections.secure_sum import SecureSum
 from fedaudit.protections.shuffle import Shuffle
+from fedaudit.randomness import Seed
 from fedaudit.reporting.findings import contradicts
+from fedaudit.trace import MemoryRecorder
+from fedaudit.trace.truth import MembersOnly
 
 NOISE = DPSGD(noise_multiplier=1.0, clip=0.5)
 
@@ -126,15 +132,19 @@ def test_shared_noise_is_found_among_shuffled_rows(federation, audited):
     assert "Clients share" in found["noise_between_clients, at least"]
 
 
-def test_the_spread_of_batch_sizes_has_the_tails_of_binomial_sizes():
-    """A chi-square variable of the same variance: 20,000 draws at a level of one percent."""
-    rng, pool, rate, n = np.random.default_rng(0), 80.0, 0.2, 60
-    sizes = rng.binomial(80, rate, (20_000, n))
+@pytest.mark.parametrize(
+    ("pool", "rate", "n"), [(80, 0.2, 60), (5, 0.2, 100), (100, 0.01, 100), (12, 0.5, 25)]
+)
+def test_the_spread_of_binomial_sizes_rarely_leaves_its_interval(pool, rate, n):
+    """20,000 draws at a level of one percent per side, of sizes and of counts of rare draws."""
+    rng = np.random.default_rng(0)
+    sizes = rng.binomial(pool, rate, (20_000, n))
     spread = (np.square(sizes - pool * rate) / (pool * rate * (1 - rate))).mean(axis=1)
-    freedom = spread_freedom(np.full(n, pool), np.full(n, rate))
-    low, high = chi_square_interval(1.0, freedom, 0.01)
-    assert np.mean(spread * low > 1) == pytest.approx(0.01, abs=0.003)
-    assert np.mean(spread * high < 1) == pytest.approx(0.01, abs=0.003)
+    low, high = spread_interval(1.0, np.full(n, float(pool)), np.full(n, rate), 0.01)
+    assert 0 < low < high < np.inf
+    assert np.isfinite(spread_interval(1.0, np.full(3, 20.0), np.full(3, 0.1), 1e-5)).all()
+    for missed in (np.mean(spread * low > 1), np.mean(spread * high < 1)):
+        assert missed <= 0.013  # 0.01 and four deviations
 
 
 def test_an_epsilon_is_rounded_to_its_own_side():
@@ -161,3 +171,70 @@ def test_unequal_shuffled_clients_that_sit_out_are_no_fault(seed, federation, au
         participation=0.5,
     )
     assert contradictions(audited(made, seed, canaries=150)) == {}
+
+
+class OnceARound(DPSGD):
+    def step(self, sums, *, step, **at):
+        if step == 0:
+            super().step(sums, step=step, **at)
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_the_noise_of_the_run_itself_is_measured(faulty, federation):
+    """A sound rehearsal says nothing about a run with another loop."""
+    made, audit = federation(), EpsilonAudit(canaries=100, kinds=("dense",))
+    ran = changed(made, OnceARound(noise_multiplier=1.0, clip=0.5)) if faulty else made
+    recorder = MemoryRecorder(**ran.about())
+    ran.run(recorder)
+    played = rehearsals_of(audit, made, made.party, Seed(1))
+    known = Knowledge(extra={"rehearsals": tuple(r.seen for r in played)})
+    rng = np.random.default_rng(0)
+    guess = audit.attack(recorder.trace().seen_by("server"), known, rng)
+    result = audit.score(guess, MembersOnly(as_members(played)), rng)
+    found = contradictions(result)
+    assert "run_noise (0.weight)" in result.estimates
+    assert all(name.startswith("run_noise") for name in found)
+    assert bool(found) == faulty
+    assert all(said.startswith("In the run itself: There is less noise") for said in found.values())
+
+
+class Halved(DPSGD):
+    def step(self, sums, **at):
+        noise = torch.zeros_like(sums)
+        super().step(noise, **at)
+        sums.add_(noise, alpha=0.5)
+
+
+UNEQUAL = {"weighting": "size", "server_learning_rate": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "rounds", "vantage"),
+    [
+        ((NOISE, SecureSum()), {}, "server"),
+        ((NOISE, SecureSum()), UNEQUAL, "server"),
+        ((NOISE,), {}, "client-00+public"),
+    ],
+    ids=["sums", "unequal", "models"],
+)
+def test_sums_show_canaries_in_the_movement_of_the_model(
+    hooks, rounds, vantage, federation, audited
+):
+    """Every client's canaries count in its own weight: gains and noise are those of the sum."""
+    made = changed(federation(), *hooks, **rounds)
+    if rounds:
+        made = replace(made, data=of_sizes(made, [50, 80, 70, 60]))
+    result = audited(made, canaries=1000, vantage=vantage)
+    assert contradictions(result) == {}
+    assert result.vantage == vantage
+    for name in ("gain (norm 1)", "gain (norm 1000)"):
+        assert result.estimates[name].value == pytest.approx(1.0, abs=0.35)
+        assert result.estimates[name].low > 0
+    assert result.estimates["noise (0.weight)"].value == pytest.approx(1.0, abs=0.15)
+    assert "noise_between_clients" not in result.estimates
+
+
+def test_too_little_noise_is_found_in_sums(federation, audited):
+    made = changed(federation(), Halved(noise_multiplier=1.0, clip=0.5), SecureSum())
+    found = contradictions(audited(made, canaries=200))
+    assert "There is less noise than declared" in found["noise (0.weight), at least"]

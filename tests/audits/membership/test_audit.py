@@ -41,7 +41,7 @@ def recorded(*protection):
 @functools.cache
 def attacked(*protection, vantage="server", online=True):
     trace, _, builder = recorded(*protection)
-    audit = Membership(vantage=vantage, online=online, **CHEAP)
+    audit = Membership(vantage=vantage, online=online, group="class", **CHEAP)
     known, truth = builder.knowledge_for(audit)
     rng = np.random.default_rng(0)
     return audit, audit.attack(trace.seen_by(vantage), known, rng), truth
@@ -112,7 +112,7 @@ def test_vantage_a_narrower_view_has_fewer_attacks():
     public = attacked(vantage="public")[1]
     assert set(public.statistics) == {"lira", "rmia", "loss"}
     shuffled = attacked("shuffle")[1]
-    assert set(shuffled.statistics) == {"all_models", "lira", "rmia", "loss"}
+    assert set(shuffled.statistics) == {"unnamed_rows", "all_models", "lira", "rmia", "loss"}
     with pytest.raises((NotApplicable, NotObservable)):
         attacked(vantage="network")
 
@@ -127,3 +127,39 @@ def test_a_trace_alone_is_not_enough():
 def test_no_truth_is_blind():
     audit, guess, _ = attacked()
     assert audit.score(guess, None, np.random.default_rng(0)).status == "blind"
+
+
+# -- groups and single records ---------------------------------------------------------------------
+
+
+def test_every_class_is_scored_apart_and_corrected_for():
+    result, (_, guess, _) = scored(), attacked()
+    groups = [n for n in result.estimates if n.startswith("auc_of_group")]
+    assert len(groups) == 10
+    assert sum(result.estimates[n].n for n in groups) == result.estimates[HEADLINE].n
+    assert set(groups) <= set(result.test.adjusted)
+    assert sum(g.sum() for g in guess.groups.values()) == guess.present.sum()
+
+
+def test_the_most_exposed_records_are_members_with_the_most_evidence():
+    result, (_, guess, truth) = scored(), attacked()
+    table = result.curves["most exposed records"]
+    head = guess.statistics["own_updates"]
+    inside = np.zeros_like(guess.present)
+    for i, party in enumerate(guess.parties):
+        inside[i, : len(truth.members[party])] = truth.members[party]
+    best = np.sort(head[inside & guess.present])[::-1][: len(table["evidence"])]
+    np.testing.assert_array_equal(table["evidence"], best)
+    for client, record, evidence, above in zip(*table.values(), strict=True):
+        assert inside[int(client) - 1, int(record) - 1]
+        others = head[~inside & guess.present]
+        assert above == pytest.approx((others >= evidence).mean())
+    for i, row in enumerate(result.per_client.values()):
+        own = np.where(inside[i] & guess.present[i], head[i], -np.inf)
+        assert row["most_exposed"] == f"record {own.argmax() + 1}"
+
+
+def test_power_shuffled_rows_tell_more_than_the_models_they_lead_to():
+    result = scored("shuffle")
+    models = result.estimates["auc (all_models)"]
+    assert result.estimates[HEADLINE].value > models.value

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedaudit.accounting import PrivacyCurve
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.reconstruction import Prior, Reconstruction, matching, scores, theory
 from fedaudit.audits.reconstruction.facts import EXACT, REBUILT
@@ -209,7 +210,8 @@ def test_no_truth_is_blind():
 
 
 def test_the_ceiling_starts_at_the_prior_and_grows_with_epsilon():
-    values = [theory.ceiling(0.01, lambda f, e=e: theory.rate(e, 1e-5, f)) for e in (0, 1, 4, 900)]
+    curves = [PrivacyCurve.of_point(e, 1e-5) for e in (0.0, 1.0, 4.0, 900.0)]
+    values = [theory.ceiling(0.01, curve.most_true) for curve in curves]
     assert values[0] == pytest.approx(0.01, abs=2e-5)
     assert values == sorted(values)
     assert values[-1] == 1.0
@@ -220,7 +222,7 @@ def test_an_attack_on_randomised_response_stays_below_the_ceiling_and_reaches_it
     epsilon, values = 1.5, 8
     right = np.exp(epsilon) / (np.exp(epsilon) + values - 1)
     # without the record a report is any value: the prior success is 1 / 8
-    limit = theory.ceiling(1 / values, lambda f: theory.rate(epsilon, 0.0, f))
+    limit = theory.ceiling(1 / values, PrivacyCurve.of_point(epsilon, 0.0).most_true)
     assert right <= limit <= 1.7 * right
 
 

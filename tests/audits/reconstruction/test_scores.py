@@ -97,6 +97,7 @@ def test_the_longest_run_counts_consecutive_tokens_of_one_update():
     used[1] = True
     guess = TokenGuesses(
         used=used,
+        placed=np.full((2, 6), -1),
         sender=("a", "b"),
         round=np.array([1, 1]),
         sizes={"a": 1, "b": 1},

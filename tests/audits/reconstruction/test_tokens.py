@@ -7,7 +7,7 @@ from torch import nn
 
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.reconstruction import Prior, Reconstruction, tokens
-from fedaudit.audits.reconstruction.facts import ALL_TOKENS, TOKENS
+from fedaudit.audits.reconstruction.facts import ALL_TOKENS, PLACED, TOKENS
 from fedaudit.audits.reconstruction.layers import EmbeddingEnd, embedding_end
 from fedaudit.errors import NotApplicable
 from fedaudit.layout import Layout
@@ -203,5 +203,40 @@ def test_a_frozen_embedding_names_nothing():
 
 def test_embeddings_are_found_by_running_the_model():
     x, y = torch.randint(0, VOCABULARY, (1, LENGTH)), torch.zeros(1, dtype=torch.int64)
-    assert embedding_end(language_model(), x, y) == EmbeddingEnd("tokens.weight", False)
+    assert embedding_end(language_model(), x, y) == EmbeddingEnd("tokens.weight", False, "position")
     assert embedding_end(classifier(), x, y) == EmbeddingEnd("table.weight", True)
+
+
+# -- order ----------------------------------------------------------------------------------------
+
+
+def test_a_single_text_is_read_in_order_whatever_the_number_of_steps():
+    texts = Texts(language_model(), size=1)
+    texts_read = texts.read[:, 0, :-1]
+    np.testing.assert_array_equal(texts.guessed().placed, texts_read)
+    result = texts.audited()
+    assert result.estimates[PLACED].value == 1.0
+    assert result.estimates[PLACED].baseline < 0.1
+
+
+def test_repeated_tokens_are_placed_by_least_squares():
+    rng = np.random.default_rng(1)
+    moves, order = rng.normal(size=(8, 12)), np.array([3, 1, 3, 3, 0, 1, 2, 3])
+    table = np.stack([moves[order == t].sum(axis=0) for t in range(5)])
+    named = np.array([True, True, True, True, False])
+    found = tokens.placed_tokens(table, moves, named, 8)
+    np.testing.assert_array_equal(found, order)
+    # with fewer columns than positions, those that occur once
+    found = tokens.placed_tokens(table[:, :4], moves[:, :4], named, 8)
+    once = np.isin(order, [0, 2])
+    np.testing.assert_array_equal(found[once], order[once])
+
+
+def test_null_several_texts_or_noise_place_nothing():
+    assert (Texts(language_model(), size=2).guessed().placed < 0).mean() > 0.9
+    noisy = Texts(language_model(), size=1, noise=1e-2).guessed()
+    assert (noisy.placed >= 0).mean() < 0.1
+
+
+def test_without_trained_positions_no_order_is_claimed():
+    assert (Texts(classifier(), size=1).guessed().placed < 0).all()

@@ -136,6 +136,10 @@ def test_the_lowest_level_of_a_ladder_meets_the_epsilon(private, tmp_path):
     assert [p.level for p in done.points] == [0.0, 1.0]
     assert 5.9 < done.chosen.epsilon <= 6.0
     assert done.confirmed.epsilon <= 6.0
+    # the winner alone is rehearsed: declared beside measured
+    assert 0.0 <= done.confirmed.epsilon_measured <= done.confirmed.epsilon
+    assert all(p.epsilon_measured is None for p in done.points)
+    assert "was measured, by canaries" in written["hardened.toml"].read_text("utf-8")
     # noise for an epsilon fits the partition of the seed, which is not in the file
     study.run(written["hardened.toml"], tmp_path / "run", seed=SMALL["seed"])
     verdict = gate(tmp_path / "run", written["policy.toml"])
@@ -757,3 +761,30 @@ def test_means_over_seeds_of_a_difference_may_lie_below_zero():
     # Student's t by hand
     half = 4.302652729749464 * np.std([0.01, 0.2, 0.4], ddof=1) / math.sqrt(3)
     assert apart.high == pytest.approx(apart.value + half)
+
+
+def test_a_verdict_that_is_not_settled_is_nearer_than_a_leak_that_showed(tmp_path):
+    """Noise under which no leak could show any more is offered, not the federation without it."""
+
+    def judged(label, status, leak):
+        check = LimitCheck(limit="verdict", metric="a.verdict", rule="", status=status, leak=leak)
+        return Point(label=label, series=label, checks=(check,))
+
+    bare, noisy = judged("secure sum", "failed", 0.98), judged("z = 8", "missing", 0.0)
+    some, lost = judged("z = 1", "failed", 0.2), judged("did not run", "missing", None)
+    ranked = sorted([lost, bare, noisy, some], key=lambda p: p.nearness)
+    assert ranked == [noisy, some, bare, lost]
+
+
+def test_the_columns_of_a_table_are_not_cut_to_one_range(tmp_path):
+    """Without bounds, ages and pressures would all become 1, and every record the same."""
+    rows = "".join(f"{20 + i % 60},{100 + i % 90},{i % 2}\n" for i in range(120))
+    (tmp_path / "own.csv").write_text("age,pressure,label\n" + rows)
+    config = load({"data": {"path": str(tmp_path / "own.csv"), "label": "label"}})
+    policy = limits.load_limits(None, ["verdict"])
+    (found,) = (x for x in choices.ladders(config, policy)[0] if x.on_records)
+    assert found.settings["bounds"] == "table"
+    typed = {"local_dp": {"bounds": {"age": [0, 120], "pressure": [0, 300]}}}
+    own = load({**config.raw, "protections": typed})
+    (kept,) = (x for x in choices.ladders(own, policy)[0] if x.on_records)
+    assert kept.settings["bounds"] == typed["local_dp"]["bounds"]

@@ -153,6 +153,17 @@ def test_the_terminal_shows_the_table_and_the_outcome():
     assert "nearest" in text
     assert "0.35 [0.25, 0.45]" in text
     assert "instead of 10 points" in text
+    narrow = Console(width=80, file=io.StringIO())
+    words.show(narrow, LOST)
+    lines = narrow.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    # no word of the table is broken: each cell's words stand in it whole
+    table = " ".join(lines[: lines.index("")]).split()
+    for p in LOST.points:
+        assert {*p.label.split()} <= {*table}
+    many = replace(LOST, points=tuple(replace(POINTS[0], label=f"p{i}") for i in range(20)))
+    words.show(narrow, many)
+    assert "and 12 more: see harden.md" in narrow.file.getvalue()
 
 
 def test_the_figure_does_not_call_an_unconfirmed_point_chosen():

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 
+import fedaudit
 from fedaudit.decide.history import history
 from fedaudit.errors import UsageError
+from fedaudit.setup.toml import to_toml
 from fedaudit.study import run
 from fedaudit.study.folders import runs_below
 
@@ -44,6 +46,20 @@ def test_a_measure_that_every_run_has_is_one_line_with_limits(runs, tmp_path):
     assert "limit linkage" in html
     assert f'href="{(runs / "first" / "report.html").name}"' in html or "first/report.html" in html
     assert not re.search(r"https?://|<script", html)
+
+
+def test_studies_of_differently_named_files_share_their_lines(tmp_path):
+    """The federation is named after its file; the line is about the federation."""
+    protections = {"shuffled": {"protections": {"shuffle": {}}}}
+    study = {**CONFIG, "compare": {"base": "bare", **protections}}
+    for name in ("january", "february"):
+        (tmp_path / f"{name}.toml").write_text(to_toml(study))
+        fedaudit.run(tmp_path / f"{name}.toml", tmp_path / name)
+    done = history([tmp_path / "january", tmp_path / "february"], tmp_path)
+    lines = [x for x in done.lines if "linkage accuracy" in x.title]
+    assert [x.label for x in lines] == ["january, bare", "january, shuffled"]
+    assert all([m.run for m in x.moments] == ["january", "february"] for x in lines)
+    assert all(m.estimate is not None for x in lines for m in x.moments)
 
 
 def test_neighbours_say_what_changed(runs, tmp_path):

@@ -65,7 +65,7 @@ class Apps:
         return ArrayRecord({k: Array(v) for k, v in arrays.items()})
 
     @staticmethod
-    def client(behave=None, mods=None, metrics=None):
+    def client(behave=None, mods=None, metrics=None, view=dict):
         from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
         from flwr.clientapp import ClientApp
 
@@ -74,7 +74,7 @@ class Apps:
         @app.train()
         def train(message, context):
             partition = int(context.node_config["partition-id"])
-            arrays = {k: a.numpy() for k, a in message.content["arrays"].items()}
+            arrays = view((k, a.numpy()) for k, a in message.content["arrays"].items())
             out = step(arrays, partition)
             number = message.content["config"]["server-round"]
             if behave is not None:

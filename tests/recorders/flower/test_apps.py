@@ -80,6 +80,12 @@ def mixed(arrays, rng, partition):
     return {**out, "mask": arrays["mask"] < 0.5}
 
 
+def odd(arrays, rng, partition):
+    """FedAvg averages tables as well: a client turns them back."""
+    floats = {k: ODD[k] + rng.normal(size=ODD[k].shape) for k in ("fortran", "swapped", "empty")}
+    return {k: np.asarray(floats.get(k, a), a.dtype, order="K") for k, a in ODD.items()}
+
+
 def scikit(arrays, rng, partition):
     """One warm step of a real LogisticRegression, whose arrays are its coef_ and intercept_."""
     from sklearn.linear_model import LogisticRegression
@@ -101,6 +107,14 @@ NORM = {
     "bn.num_batches_tracked": np.asarray(np.int64(0)),
 }
 MIXED = {k: np.zeros(4, d) for k, d in KINDS.items()}
+ODD = {
+    "fortran": np.zeros((3, 2), np.float32, order="F"),
+    "swapped": np.zeros(3, ">f4"),
+    "empty": np.zeros((0, 3), np.float32),
+    "large": np.asarray(np.int64(2**60 + 1)),
+    "bytes": np.arange(4, dtype=np.uint8),
+    "words": np.array([2**32 - 1], np.uint32),
+}
 LOGISTIC = {"coef_": np.zeros((1, 4)), "intercept_": np.zeros(1)}
 
 
@@ -129,6 +143,7 @@ APPS = {
     "FedAdam, partial participation": (some_adam, DENSE, plain, (), True, False),
     "BatchNorm": (strategies.FedAvg, NORM, batchnorm, (), True, True),
     "mixed dtypes": (strategies.FedAvg, MIXED, mixed, (), True, False),
+    "odd buffers": (strategies.FedAvg, ODD, odd, (), True, False),
     "scikit-learn": (strategies.FedAvg, LOGISTIC, scikit, (), True, True),
     "Krum": (lambda: strategies.Krum(num_malicious_nodes=1), DENSE, plain, (), True, False),
     "DP at the server": (server_dp, DENSE, plain, (), True, False),
@@ -228,16 +243,22 @@ def test_an_app_is_recorded_audited_and_equal_to_its_own_computation(name, tmp_p
     audited(trace)
 
 
-def test_whole_numbers_and_booleans_of_an_app_are_recorded_beside_its_floats(tmp_path):
+@pytest.mark.parametrize(
+    ("start", "change", "names"),
+    [(MIXED, mixed, ("steps", "mask")), (ODD, odd, ("large", "bytes", "words"))],
+)
+def test_whole_numbers_and_booleans_of_an_app_are_recorded_beside_its_floats(
+    start, change, names, tmp_path
+):
     strategy = RecordingStrategy(strategy_without_evaluation(strategies.FedAvg), tmp_path / "trace")
-    own = run(strategy, MIXED, mixed, ())
+    own = run(strategy, start, change, ())
     trace = Trace.open(tmp_path / "trace")
     layout = trace.layout_of("integers")
     for i, m in trace.seen_by(SERVER).indexed(1):
         if m.sender != SERVER:
             sent = own.sent[1][int(m.sender.removeprefix("node-")) - 1000]
             got = layout.unflatten(trace.seen_by(SERVER).payload(1, i, layout="integers"))
-            for name in ("steps", "mask"):
+            for name in names:
                 np.testing.assert_array_equal(got[name], sent[name].astype(np.int64))
 
 

@@ -135,12 +135,19 @@ def main(grid, context):
         strategy = Noisy(strategy, 1.0, 1.0, 10)
     strategy.start(grid=grid, num_rounds=3)
 """
+NESTED = OPTIONAL.replace("Noisy, FedAvg", "Noisy, FedAdam, FedAvg").replace(
+    "FedAvg()", "FedAdam() if context.run_config['adam'] else FedAvg()"
+)
 NOISY = "DifferentialPrivacyServerSideFixedClipping"
 
 
 @pytest.mark.parametrize(
     ("server", "ways"),
-    [(BRANCH, {(NOISY, "FedAvg"), ("FedAdam",)}), (OPTIONAL, {(NOISY, "FedAvg"), ("FedAvg",)})],
+    [
+        (BRANCH, {(NOISY, "FedAvg"), ("FedAdam",)}),
+        (OPTIONAL, {(NOISY, "FedAvg"), ("FedAvg",)}),
+        (NESTED, {(NOISY, "FedAvg"), (NOISY, "FedAdam"), ("FedAvg",), ("FedAdam",)}),
+    ],
 )
 def test_branches_are_alternatives_and_no_stack(app, server, ways):
     found = examine(app(server))

@@ -56,6 +56,51 @@ def test_a_full_disk_stops_the_recording_and_not_the_run(apps, tmp_path, full_di
     assert not list((tmp_path / "t").glob("*.part"))
 
 
+def test_a_model_too_large_for_its_dtype_stops_the_recording_and_not_the_run(apps, tmp_path):
+    """The same model goes to every node: the second one is written by reference to the first."""
+
+    def behave(partition, number, out):
+        return {k: np.full_like(a, 1e6) for k, a in out.items()}
+
+    plain = apps.run(strategies.FedAvg(), behave=behave)
+    strategy = RecordingStrategy(strategies.FedAvg(), tmp_path / "t", dtype="float16")
+    assert values(apps.run(strategy, behave=behave)) == values(plain)
+    trace = Trace.open(tmp_path / "t")
+    assert len(trace.rounds) == 0
+    assert "does not fit float16" in trace.manifest.federation["recording_stopped"]
+
+
+def test_a_strategy_that_renames_arrays_is_recorded_until_then_and_the_names_are_told(
+    apps, tmp_path
+):
+    class Renaming(strategies.FedAvg):
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            return type(arrays)({f"v{server_round}.{k}": a for k, a in arrays.items()}), metrics
+
+    def behave(partition, number, out):
+        return {f"v{number - 1}.{k}" if number > 1 else k: a for k, a in out.items()}
+
+    class Renamed(dict):  # the training function asks for the first names
+        def __missing__(self, key):
+            return next(a for k, a in self.items() if k.endswith(key))
+
+    with pytest.warns(UserWarning, match="not recorded"):
+        apps.run(
+            RecordingStrategy(Renaming(fraction_evaluate=0.0), tmp_path / "t"),
+            behave=behave,
+            view=Renamed,
+            rounds=2,
+        )
+    trace = Trace.open(tmp_path / "t")
+    assert len(trace.seen_by(SERVER).updates(1).rows) == 4
+    problems = [p for p in examine(trace).problems if p.code == "not_kept"]
+    # four models, four answers, and the model that is released
+    assert [p.party for p in problems].count(PUBLIC) == 1
+    assert len(problems) == 9
+    assert all("v1.layer." in p.what or "v2.layer." in p.what for p in problems)
+
+
 def test_dtypes_that_a_trace_cannot_hold_are_noted_and_do_not_stop_the_run(apps, tmp_path):
     def behave(partition, number, out):
         if (partition, number) == (1, 2):
@@ -161,6 +206,7 @@ def test_payloads_of_some_rounds_leave_all_messages(apps, tmp_path):
         some.seen_by(SERVER).updates(3).rows, whole.seen_by(SERVER).updates(3).rows
     )
     assert all(not m.parts for m in some.messages(2))
+    np.testing.assert_array_equal(some.seen_by(PUBLIC).released(), whole.seen_by(PUBLIC).released())
     assert examine(some).arrived == examine(whole).arrived == 16
 
 

@@ -14,6 +14,7 @@ from flwr.server.strategy import FedAvg
 from flwr.serverapp import ServerApp
 
 from fedaudit.flower import RecordingLegacyStrategy, run_in_process
+from fedaudit.recorders.flower.legacy import content_from
 
 NAMES = ["layer.weight", "layer.bias"]
 
@@ -115,6 +116,28 @@ def test_strategies_of_the_newer_kind_and_wrong_names_are_refused(one_step, tmp_
 
     with pytest.raises(UsageError, match="RecordingStrategy records"):
         RecordingLegacyStrategy(Newer(), tmp_path / "t")
-    strategy = RecordingLegacyStrategy(FedAvg(), tmp_path / "t", names=["one"])
+    two = ndarrays_to_parameters([np.zeros(2), np.zeros(3)])
     with pytest.raises(UsageError, match="2 names, one per array"):
-        strategy._named(ndarrays_to_parameters([np.zeros(2), np.zeros(3)]))
+        content_from(two, ["one"], strict=True)
+    later = content_from(two, ["one"], {"loss": 1.0})
+    assert "the names do not fit the arrays" in later.lacks
+    assert (later.model, later.scalars, later.size > 40) == ({}, {"loss": 1.0}, True)
+
+
+def test_arrays_that_are_added_while_it_runs_do_not_stop_the_run(one_step, tmp_path):
+    def growing(strategy):
+        aggregate = strategy.aggregate_fit
+
+        def more(number, results, failures):
+            found, metrics = aggregate(number, results, failures)
+            if number == 2:
+                found = ndarrays_to_parameters([*parameters_to_ndarrays(found), np.zeros(1)])
+            return found, metrics
+
+        strategy.aggregate_fit = more
+        return RecordingLegacyStrategy(strategy, tmp_path / "t", names=NAMES, rounds=2)
+
+    assert len(run(growing, one_step)) == 2
+    trace = Trace.open(tmp_path / "t")
+    assert trace.manifest.complete
+    assert len(trace.seen_by(SERVER).updates(2).rows) == 3

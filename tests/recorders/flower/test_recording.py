@@ -5,6 +5,7 @@ import pytest
 
 from fedaudit.errors import NotObservable, TraceError, UsageError
 from fedaudit.trace import PUBLIC, SERVER, Trace
+from fedaudit.trace.examination import examine
 from fedaudit.trace.purge import purge
 
 flwr = pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedaudit[flower]"')
@@ -133,6 +134,25 @@ def test_a_strategy_with_a_loop_of_its_own_is_recorded(apps, tmp_path):
     same(arrays_of(plain), arrays_of(recorded))
     assert len(Trace.open(tmp_path / "trace").rounds) == 4
     assert "configure_train" not in vars(inner)
+
+
+def test_a_strategy_may_number_its_rounds_as_it_likes_and_leave_one(apps, tmp_path):
+    class Own(strategies.FedAvg):
+        def start(self, grid, initial_arrays, num_rounds, **settings):
+            result, arrays = strategies.Result(), initial_arrays
+            for number in (0, 5, 7):
+                sent = self.configure_train(number, arrays, flwr.app.ConfigRecord(), grid)
+                if number == 5:
+                    continue  # nobody is asked after all
+                arrays, _ = self.aggregate_train(number, grid.send_and_receive(sent))
+            result.arrays = arrays
+            return result
+
+    plain = apps.run(Own())
+    recorded = apps.run(RecordingStrategy(Own(), tmp_path / "t"))
+    same(arrays_of(plain), arrays_of(recorded))
+    trace = Trace.open(tmp_path / "t")
+    assert [a.arrived for a in examine(trace).by_round.values()] == [4, 0, 4]
 
 
 def test_partial_participation(apps, tmp_path):
@@ -480,6 +500,15 @@ def test_a_mod_keeps_failures(apps, tmp_path):
     trace = Trace.open(tmp_path / "run-1" / "node-1001")
     assert len(trace.rounds) == 3
     assert "disk full" in trace.messages(2)[-1].notes["failed"]
+
+
+def test_a_mod_that_cannot_record_lets_its_node_train(apps, tmp_path, caplog):
+    plain = apps.run(strategies.FedAvg(), rounds=1)
+    (tmp_path / "file").write_text("no folder")
+    mods = [record_mod(tmp_path / "file")]
+    recorded = apps.run(strategies.FedAvg(), rounds=1, mods=mods)
+    same(arrays_of(plain), arrays_of(recorded))
+    assert sum("training goes on" in r.message for r in caplog.records) == 4
 
 
 def test_strategies_of_the_older_kind_are_pointed_to_their_recorder(tmp_path):

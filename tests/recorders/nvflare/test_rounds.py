@@ -5,11 +5,12 @@ import threading
 import numpy as np
 import pytest
 
-from fedaudit import SERVER, Trace
+from fedaudit import PUBLIC, SERVER, Trace
 from fedaudit.errors import TraceError
 from fedaudit.recorders.nvflare.messages import Tensors
 from fedaudit.recorders.nvflare.rounds import JobRounds
-from fedaudit.trace.schema import FAILED, JOINED, LATE, REFUSED
+from fedaudit.trace.examination import examine
+from fedaudit.trace.schema import FAILED, JOINED, LATE, LEFT_OUT, REFUSED, ROUNDED
 
 KEEP = {"tensors": "*", "dtype": None, "purpose": "", "retention": ""}
 
@@ -178,3 +179,68 @@ def test_a_workflow_without_round_numbers_starts_one_when_a_client_is_asked_agai
         play(rounds, None, 0.0, {"a": content(value), "b": content(value)})
     rounds.close()
     assert len(Trace.open(tmp_path / "trace").rounds) == 2
+
+
+def test_arrays_beside_the_model_and_fractions_of_whole_numbers_are_noted(rounds, tmp_path):
+    def holding(steps):
+        arrays = {"w": np.zeros(2, np.float32), "steps": np.array([steps])}
+        return Tensors(arrays=arrays, beside=("control (8 bytes)",))
+
+    rounds.sent(0, "a", Tensors(arrays=holding(0).arrays))
+    rounds.answered(0, "a", holding(2.7))
+    rounds.close()
+    trace = Trace.open(tmp_path / "trace")
+    first, second = trace.messages(1)
+    assert dict(first.notes) == {}
+    assert dict(second.notes) == {LEFT_OUT: "control (8 bytes)", ROUNDED: "steps"}
+    assert trace.seen_by(SERVER).payload(1, 1, layout="integers")[0] == 3
+
+
+def test_a_first_model_of_whole_numbers_hides_no_fraction_of_what_comes_back(rounds, tmp_path):
+    """`model=[0, 0]`, and sites that answer with real weights."""
+    rounds.sent(0, "a", Tensors(arrays={"w": np.zeros(2, np.int64)}))
+    rounds.answered(0, "a", Tensors(arrays={"w": np.array([0.25, -0.5])}))
+    rounds.close()
+    updates = Trace.open(tmp_path / "trace").seen_by(SERVER).updates(1)
+    np.testing.assert_allclose(updates.rows, [[0.25, -0.5]])
+
+
+def test_a_released_model_that_does_not_fit_is_named(rounds, tmp_path):
+    play(rounds, 0, 0.0, {"a": content(1.0)})
+    rounds.close({"v": np.zeros(2, np.float32)})
+    trace = Trace.open(tmp_path / "trace")
+    last = trace.messages(1)[-1]
+    assert (last.receiver, dict(last.parts), last.size) == (PUBLIC, {}, 8)
+    assert last.notes[REFUSED] == "other tensors than the first model: v, w"
+    (problem,) = [p for p in examine(trace).problems if p.party == PUBLIC]
+    assert problem.what.endswith("other tensors than the first model: v, w")
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_first_model_is_not_taken_for_the_released_one(moved, rounds, tmp_path):
+    """A cyclic workflow passes models on and leaves the first one in FLARE's context."""
+    play(rounds, 0, 0.0, {"a": content(1.0)})
+    play(rounds, 1, float(moved), {"b": content(2.0)})
+    rounds.close({"w": np.zeros(2, np.float32)})
+    trace = Trace.open(tmp_path / "trace")
+    last = trace.messages(2)[-1]
+    assert bool(last.parts) != moved
+    assert ("the workflow names no other" in str(last.notes.get(REFUSED))) == moved
+    np.testing.assert_allclose(trace.seen_by(SERVER).updates(2).rows, 2.0 - moved)
+
+
+def test_a_fault_while_a_message_is_read_stops_the_recording_once(rounds, tmp_path, log):
+    play(rounds, 0, 0.0, {"a": content(1.0)})
+    play(rounds, 1, 1.0, {"a": content(2.0)})
+
+    def reading():
+        raise RuntimeError("no such header")
+
+    rounds.guarded(reading)
+    rounds.guarded(reading)
+    rounds.answered(1, "a", content(2.0))
+    rounds.close()
+    assert len(log) == 1
+    trace = Trace.open(tmp_path / "trace")
+    assert (len(trace.rounds), trace.manifest.complete) == (1, False)
+    assert trace.manifest.federation["recording_stopped"] == "RuntimeError: no such header"

@@ -100,7 +100,7 @@ def stacks_of(source: SourceFile) -> list[list[Call]]:
 
 def _optional(stack: Sequence[Call]) -> bool:
     """Whether a branch alone adds the outermost strategy: what it wraps stands outside of it."""
-    return stack[0].in_branch and not stack[1].in_branch
+    return bool(stack[0].branches - stack[1].branches)
 
 
 def family(name: str) -> str:

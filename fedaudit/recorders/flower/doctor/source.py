@@ -14,15 +14,19 @@ from fedaudit.files import Unreadable, read_text
 
 @dataclass(frozen=True)
 class Call:
-    """A call: its full name, and the arguments whose values the code shows. `in_branch`: whether
-    only a run decides if it happens (if, else, try, match)."""
+    """A call: its full name, and the arguments whose values the code shows. `branches`: what stands
+    around it and lets only a run decide if it happens (if, else, try, match)."""
 
     name: str
     file: str
     line: int
     arguments: Mapping[str, Any]
     node: ast.Call
-    in_branch: bool = False
+    branches: frozenset[int] = frozenset()
+
+    @property
+    def in_branch(self) -> bool:
+        return bool(self.branches)
 
     @property
     def short(self) -> str:
@@ -127,18 +131,19 @@ class SourceFile:
                 name = self.full(node.func)
                 given: dict[str, Any] = {str(i): self.value(a) for i, a in enumerate(node.args)}
                 given |= {k.arg: self.value(k.value) for k in node.keywords if k.arg}
-                yield Call(name, self.file, node.lineno, given, node, self._in_branch(node))
+                yield Call(name, self.file, node.lineno, given, node, self._branches(node))
 
-    def _in_branch(self, node: ast.AST) -> bool:
-        child, parent = node, self._parents.get(id(node))
+    def _branches(self, node: ast.AST) -> frozenset[int]:
+        """Ids of the branching statements and expressions around a node."""
+        child, parent, found = node, self._parents.get(id(node)), set()
         while parent is not None:
             if isinstance(parent, ast.If | ast.IfExp):
                 if child is not parent.test and "__name__" not in ast.unparse(parent.test):
-                    return True
+                    found.add(id(parent))
             elif isinstance(parent, ast.Try | ast.Match | ast.While | ast.BoolOp):
-                return True
+                found.add(id(parent))
             child, parent = parent, self._parents.get(id(parent))
-        return False
+        return frozenset(found)
 
     def argument_calls(self, call: Call) -> Iterator[ast.Call]:
         """Calls whose results a call receives: written in it, or assigned to a name before it."""

@@ -1,0 +1,1 @@
+"""Reconstruction and membership: published tables, and the attacks of other packages."""
