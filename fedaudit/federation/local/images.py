@@ -85,7 +85,7 @@ class PairPooling(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, delta: Tensor) -> Tensor:
         x, index = ctx.saved_tensors
         window = ([2, 2], [2, 2], [0, 0], [1, 1], False)
