@@ -18,7 +18,7 @@ ANY_ARCHITECTURE = "success_any_architecture"
 ADJUSTED_P = "adjusted_p"
 
 FACTS = AuditFacts(
-    concerns="records",
+    gravity="named",
     measures=(
         Measure(
             "success",

@@ -25,7 +25,7 @@ PLACED = "tokens_in_place"
 ADJUSTED_P = "adjusted_p"
 
 FACTS = AuditFacts(
-    concerns="records",
+    gravity="rebuilt",
     measures=(
         Measure(
             REBUILT,

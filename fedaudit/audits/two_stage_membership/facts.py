@@ -36,7 +36,7 @@ BY_LINKAGE = "paths found by linkage"
 PROXY = "mean of phi(<H(0), u>)"
 
 FACTS = AuditFacts(
-    concerns="records",
+    gravity="named",
     measures=(
         Measure(
             "membership_auc",
