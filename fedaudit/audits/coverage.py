@@ -165,7 +165,7 @@ FACTS = AuditFacts(
     decision=Decision(counts=True),
     words=Words(
         short="Anything sent unprotected?",
-        learns="read what no protection covers",
+        learns="read unprotected data",
         measure="kinds of data that left a client outside every declared protection",
         leak="These left a client outside every declared protection: {notes}.",
         no_evidence="A declared protection covers everything that left a client.",

@@ -345,7 +345,7 @@ def _costs(part: FederationOverview) -> tuple[CostRow, ...]:
         values = [number(e.value, name == "accuracy") for e in known]
         texts = [f"{v} ({span(e, name == 'accuracy')})" for v, e in zip(values, known, strict=True)]
         rows.append(CostRow(f"held-out {name}", tuple(texts), tuple(values)))
-    promised = [epsilon_of(c) for c in chapters]
+    promised = [epsilon_of(c, UNITS) for c in chapters]
     rows += [
         CostRow(
             EPSILON,
@@ -367,19 +367,20 @@ def utility_of(chapters: Sequence[Chapter]) -> str | None:
 
 
 EPSILON = "epsilon promised"
-UNITS = {"example": "training example (a record may have several)"}
-"""Unit of an epsilon -> its words; others go by their names."""
+UNITS = {"example": "example (a record may have several)"}
+"""Unit of an epsilon -> its words below the matrix; others go by their names."""
 
 
-def epsilon_of(chapter: Chapter) -> str:
-    """The largest epsilon that a client was promised, with its unit; empty without one."""
+def epsilon_of(chapter: Chapter, units: Mapping[str, str] | None = None) -> str:
+    """The largest epsilon that a client was promised, with its unit; empty without one. `units`:
+    unit -> what it is called."""
     out = []
     for given in chapter.guarantees.values():
         known = [g for g in given.values() if isinstance(g, Mapping) and "epsilon" in g]
         if known:
             worst = max(known, key=lambda g: float(g["epsilon"]))
             unit = str(worst.get("unit", "unit"))
-            out.append(f"{float(worst['epsilon']):.3g} per {UNITS.get(unit, unit)}")
+            out.append(f"{float(worst['epsilon']):.3g} per {(units or {}).get(unit, unit)}")
     return "; ".join(out)
 
 
@@ -519,12 +520,12 @@ def _today(part: FederationOverview) -> str:
         return f"Theory and measurement disagree: {broken[0].finding.statement}"
     named = _gravest(leaks)
     more = [a for a in leaks if a not in named]
-    return f"Today {_who_can(named)}{_more(part, more)}."
+    return f"Today {_who_can(named)}{_more(more)}."
 
 
 def _gravest(leaks: Sequence[VariantAnswer]) -> list[VariantAnswer]:
     """The leaks that a sentence names: all if they are few, else the worst of every gravity."""
-    if len(leaks) <= MOST_NAMED:
+    if len(leaks) <= MOST_NAMED + 1:
         return list(leaks)
     first: dict[int, VariantAnswer] = {}
     for a in leaks:
@@ -532,17 +533,13 @@ def _gravest(leaks: Sequence[VariantAnswer]) -> list[VariantAnswer]:
     return list(first.values())[:MOST_NAMED]
 
 
-def _more(part: FederationOverview, leaks: Sequence[VariantAnswer]) -> str:
+def _more(leaks: Sequence[VariantAnswer]) -> str:
     """Leaks that a sentence does not name, by who has them."""
     if not leaks:
         return ""
     to = Counter(observer(a.finding.vantage) for a in leaks)
-    if len(leaks) == 1:
-        return f"; 1 more leak to {next(iter(to))}: {_title(part, leaks[0])}"
-    (who, _), *others = to.items()
-    if not others:
-        return f"; {len(leaks)} more leaks to {who}"
-    return f"; {len(leaks)} more leaks: {listed([f'{n} to {who}' for who, n in to.items()])}"
+    other = [f"{n} to {who}" for who, n in list(to.items())[1:]]
+    return ", ".join([f"; {len(leaks)} more leaks", *other])
 
 
 @dataclass(frozen=True)
@@ -610,8 +607,8 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
             left.append(f"{word}: {listed([f'“{text}”' for text in questions])}")
     left.append(cost_of(part, best.index) or "its cost is not known")
     # a protection that leaves a leak is no answer, and is not offered as one
-    lead = "Now (nearest, not enough):" if best.leaks else "Now:"
-    return f"{lead} {named}; {'; '.join(left)}; trust {_trusted(chapter)}."
+    enough = " (not enough)" if best.leaks else ""
+    return f"Now use {named}{enough}; {'; '.join(left)}; trust: {_trusted(chapter)}."
 
 
 def _title(part: FederationOverview, a: VariantAnswer) -> str:
@@ -682,25 +679,25 @@ def _next_step(part: FederationOverview, best: Alternative | None, place: str) -
     if base.folder is None:
         return None
     if any(a.finding.verdict == "disagreement" for a in left):
-        return NextStep("First let IT check the recording", _command("verify", _at(last, place)))
+        return NextStep("First, IT", _command("verify", _at(last, place)))
     if left and base.config:
         config = os.path.join(_at(base, place), "config.toml")
         return NextStep(
-            "Then let IT search for more",
+            "Then, IT",
             _command("harden", config, "--limit", "verdict"),
         )
     if left:
         return NextStep(
-            "Then let IT ask the same of a secure sum",
+            "Then, IT",
             _command("audit", _at(base, place), "--as", "secure_sum"),
         )
     if unsure:
         return NextStep(
-            "Then let IT see what an answer takes",
+            "Then, IT",
             _command("power", _at(last, place), "--audit", unsure[0].finding.audit),
         )
     return NextStep(
-        "Then let IT write down limits for later runs",
+        "Then, IT",
         _command("gate", _at(last, place), "--init", "policy.toml"),
     )
 

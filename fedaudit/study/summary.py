@@ -51,7 +51,8 @@ def summarise(
     lines = {"data": about_data} if about_data else {}
     size = f"{count_of(len(clients), 'client')}, {count_of(len(trace.rounds), 'training round')}"
     lines |= {
-        "federation": size + (f", {how}" if how else ""),
+        "federation": size,
+        **({"aggregation": how} if how else {}),
         "arrived": ": ".join(
             filter(None, (rests_on(health.arrived, health.expected), health.round_by_round))
         ),

@@ -198,7 +198,7 @@ class SecureAggregation(ScalarSettings, Hook):
             return super().trusted(declared, clients=clients)
         complete = clients <= COMPLETE_UP_TO
         most = (clients - 1) // 3 if complete else clients - Neighbours().honest(clients)
-        return f"the clients' keys; at most {most} of the {clients} clients collude"
+        return f"the clients' keys; at most {most} of {clients} colluding"
 
     @property
     def subset_sums(self) -> bool:
