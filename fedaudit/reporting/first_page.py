@@ -418,7 +418,7 @@ def _exposed(part: FederationOverview, i: int) -> str:
         top = max(own.values(), default=0.0)
         tied = [name for name, way in own.items() if way == top]
         if top > 0 and len(tied) <= FEW and len(tied) < len(own) / 2:
-            value = client_text(a.result, tied[0], percent=a.percent)
+            value = client_text(a, a.result, tied[0])
             found.append((top, listed(tied), f"{value}, “{short_question(q)}”"))
     if found:
         _, who, why = max(found, key=lambda f: f[0])
@@ -429,12 +429,13 @@ def _exposed(part: FederationOverview, i: int) -> str:
     return "cannot be told apart" if leaks else "none stands out"
 
 
-def client_text(result: AuditResult, client: str, *, percent: bool) -> str:
-    """A client's own value of the headline and its interval; empty without them."""
-    row = result.per_client[client]
+def client_text(a: VariantAnswer, result: AuditResult, client: str) -> str:
+    """A client's own value of the headline and its interval, with the headline's unit."""
+    row, (unit, percent) = result.per_client[client], unit_of(a, result.headline)
     found = (row.get(decision_for(result.audit).client_value), row.get("low"), row.get("high"))
-    value, low, high = (whole(number(v, percent)) for v in found if isinstance(v, int | float))
-    return f"{value} ({low.removesuffix(' %')} to {high})"
+    known = [v for v in found if isinstance(v, int | float)]
+    value, low, high = (value_text(v, unit, percent) for v in known)
+    return f"{unit} {value} ({low.removesuffix(' %')} to {high})".lstrip()
 
 
 def own_intervals(result: AuditResult) -> dict[str, float]:
