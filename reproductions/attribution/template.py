@@ -110,18 +110,23 @@ def with_noise(
 def read(queries: Queries, sums: Sequence[Floats], run: Inner, pretended: int) -> dict[str, Any]:
     """Counts of one plan: (G_t, S + U + P) sums of every round."""
 
+    asked = [
+        (q, s)
+        for q, s in zip(queries, sums, strict=True)
+        if len(q) and len(template.centred_rows(q)[1])
+    ]
+
     def named(columns: npt.NDArray[np.int64], own: int) -> NamingDecision:
-        rows = [
-            template.round_rows(q, s[:, columns], own)
-            for q, s in zip(queries, sums, strict=True)
-            if len(q)
-        ]
+        rows = [template.round_rows(q, s[:, columns], own) for q, s in asked]
         return template.decide([r for r in rows if r is not None], own, 0.05)
 
     keys, unused, holders = run.keys, run.unused, run.holders
+    marked = holders >= 0
+    counts = {"marked": int(marked.sum()), "benign": int((~marked).sum()), "pretended": pretended}
+    if not asked:  # nobody was there: no sum tells clients apart, and nobody is named
+        return {**counts, "found": 0, "by_own_key": 0, "named": 0, "pretended_named": 0, "z": []}
     null = keys + np.arange(unused)
     decision = named(np.concatenate([np.arange(keys), null]), keys)
-    marked = holders >= 0
     flagged = decision.named.flagged
     wrong = [
         int(named(np.array([at, *null]), 1).named.flagged.any())
@@ -129,12 +134,10 @@ def read(queries: Queries, sums: Sequence[Floats], run: Inner, pretended: int) -
     ]
     z = decision.p_values.distance
     return {
-        "marked": int(marked.sum()),
+        **counts,
         "found": int(flagged[marked].sum()),
         "by_own_key": int((flagged & (decision.named.key == holders))[marked].sum()),
-        "benign": int((~marked).sum()),
         "named": int(flagged[~marked].sum()),
-        "pretended": len(wrong),
         "pretended_named": sum(wrong),
         "z": [round(float(z[k, holders[k]]), 2) for k in np.flatnonzero(marked)],
     }
@@ -143,7 +146,7 @@ def read(queries: Queries, sums: Sequence[Floats], run: Inner, pretended: int) -
 def cells_of(run: Inner, kind: str, setting: str, seed: int) -> dict[str, Any]:
     """Every reading of one federation, by name."""
     clients, pretended = len(run.holders), run.values.shape[2] - run.keys - run.unused
-    least = LEAST_LEFT if setting == "20 % drop out" else 1
+    least = LEAST_LEFT if setting.endswith("drop out") else 1
 
     def asked(plan: str, rounds: int) -> Queries:
         drawn = plan_of(plan, clients, rounds, np.random.default_rng(seed))
