@@ -196,10 +196,15 @@ def main() -> None:
         if name not in known:
             run = stored(given.store, given.kind, given.setting, given.windows, seed)
             found = cells_of(run, given.kind, given.setting, seed)
-            known = json.loads(given.results.read_text()) if given.results.exists() else {}
-            known[name] = found
-            lines = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(known.items()))
-            given.results.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+            save(given.results, name, found)
+
+
+def save(file: Path, name: str, found: dict[str, Any]) -> None:
+    """Add one measurement to a file, a line each."""
+    known = json.loads(file.read_text()) if file.exists() else {}
+    known[name] = found
+    lines = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(known.items()))
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
