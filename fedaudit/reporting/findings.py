@@ -95,7 +95,7 @@ def refuted(result: AuditResult) -> dict[str, float]:
     raw = {n: p_beyond(e, b.value) if contradicts(b, e) else 1.0 for n, (b, e) in pairs.items()}
     own = result.settings.get(decision_for(result.audit).bounds_error)
     if isinstance(own, int | float):
-        return {n: p for n, p in raw.items() if p <= own}
+        return {n: raw[n] for n, (b, e) in pairs.items() if contradicts(b, e)}
     adjusted = dict(zip(raw, map(float, holm(list(raw.values()))), strict=True)) if raw else {}
     return {n: p for n, p in adjusted.items() if p <= DOUBT}
 

@@ -217,7 +217,8 @@ def p_beyond(e: Estimate, at: float) -> float:
 
 
 def _is_clopper_pearson(e: Estimate, count: int) -> bool:
-    if e.one_sided or not math.isclose(count, e.value * e.n, abs_tol=1e-6):
+    whole = 0 <= count <= e.n and math.isclose(count, e.value * e.n, abs_tol=1e-6)
+    if e.one_sided or not whole:
         return False
     low, high = clopper_pearson_bounds(count, e.n, (1 - e.confidence) / 2)
     return math.isclose(float(low), e.low, abs_tol=1e-9) and math.isclose(

@@ -149,7 +149,8 @@ def run_cell(
     measured: dict[str, Any] = {}
     for result in finished.results:
         for name, e in result.estimates.items():
-            measured[f"{result.audit}.{name}"] = [e.value, e.low, e.high, e.baseline]
+            numbers = (e.value, e.low, e.high, e.baseline)
+            measured[f"{result.audit}.{name}"] = [json_number(x) for x in numbers]
     measured |= _utility(finished.metrics, Truth.open(path / "truth").facts)
     spent = [float(g["epsilon"]) for of in finished.guarantees.values() for g in of.values()]
     if spent:

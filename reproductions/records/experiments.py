@@ -18,6 +18,7 @@ from fedaudit.arrays import Bools, Floats, Indices
 from fedaudit.audits.membership import attack
 from fedaudit.audits.reconstruction import Prior, Reconstruction, images, matching, small_clients
 from fedaudit.audits.reconstruction.layers import linear_ends
+from fedaudit.audits.reconstruction.rows import SeenRows
 from fedaudit.audits.records.scoring import RecordBatch, Scorer
 from fedaudit.federation.engine import Federation
 from fedaudit.federation.local.schedule import Training
@@ -213,7 +214,13 @@ def table(scale: Scale) -> dict[str, Any]:
             task, start, torch.from_numpy(train.x[rows]), torch.from_numpy(y[rows])
         ).numpy()
         found = small_clients.rebuild(
-            task, start.numpy(), sent[None], ("client",), ends, prior, audit, rng, {}
+            task,
+            SeenRows(1, sent[None], ("client",), start.numpy()),
+            ends,
+            prior,
+            audit,
+            rng,
+            {},
         )
         x_found, ways_found = [], []
         for _, guess, way in found:

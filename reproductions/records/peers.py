@@ -33,6 +33,7 @@ from fedaudit.arrays import Floats
 from fedaudit.audits.membership import attack
 from fedaudit.audits.reconstruction import Prior, Reconstruction, images, small_clients, tokens
 from fedaudit.audits.reconstruction.layers import linear_ends
+from fedaudit.audits.reconstruction.rows import SeenRows
 from fedaudit.audits.reconstruction.scores import COLUMN_WITHIN
 from fedaudit.results import Estimate
 from fedaudit.stats import roc
@@ -209,7 +210,7 @@ def ours(
     rng = np.random.default_rng(0)
     out: dict[str, list[Floats]] = {n: [np.full((1, width), 0.5)] for n in names}
     found = small_clients.rebuild(
-        task, start.numpy(), -rows.numpy(), names, ends, prior, audit, rng, {}
+        task, SeenRows(1, -rows.numpy(), names, start.numpy()), ends, prior, audit, rng, {}
     )
     for name, x, _ in found:
         out[name].append(x)

@@ -126,12 +126,13 @@ def test_a_digest_follows_what_is_measured_and_not_the_words():
 
 def test_deals_of_one_federation_count_as_tests_and_not_as_federations():
     dealt = [{**r, "federation": i // 10} for i, r in enumerate(rows(20, 1000))]
-    text = page.render(stored("fingerprint", dealt, rows(150, 200)))
-    assert "| 100 (1,000) and 200 |" in text
+    text = page.render(stored("fingerprint", dealt, rows(150, 200), rows(0, 200)))
+    assert "| 100 (1,000) and 200, 200 |" in text
     assert "2.0 % [1.2, 3.1] (at most 2.5 %)" in text
     assert "fingerprint rests on fewer" not in text
     few = page.render(stored("fingerprint", dealt[:500], rows(20, 100)))
     assert "fingerprint rests on fewer federations than meant: 50 (500) of 200, 100 of 200" in few
+    assert "0 of 200 trainings for the coverage" in few
 
 
 def test_labels_are_dealt_several_times_to_one_attack():

@@ -238,3 +238,15 @@ def test_too_little_noise_is_found_in_sums(federation, audited):
     made = changed(federation(), Halved(noise_multiplier=1.0, clip=0.5), SecureSum())
     found = contradictions(audited(made, canaries=200))
     assert "There is less noise than declared" in found["noise (0.weight), at least"]
+
+
+def test_persons_and_noise_of_each_client_are_no_fault(federation, audited):
+    made = federation()
+    own = replace(NOISE, noise_multiplier=(1.0, 0.8, 2.0, 1.5))
+    persons = replace(made.data, person=torch.arange(len(made.data.x)) // 2)
+    for hook, data in ((own, made.data), (replace(NOISE, unit="person"), persons)):
+        result = audited(replace(made, protections=(hook,), data=data), canaries=200)
+        assert contradictions(result) == {}
+        assert result.bounds["declared"].unit == hook.unit
+        assert result.estimates["gain (norm 1)"].value == pytest.approx(1.0, abs=0.3)
+    assert len(result.per_client) == 4
