@@ -7,7 +7,6 @@ rounds, on rows without marks: its cost does not depend on them. Processor secon
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 
