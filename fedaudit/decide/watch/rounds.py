@@ -151,7 +151,11 @@ class Watch:
 
     def _coverage(self, trace: Trace, seen: _Followed) -> AuditResult:
         guess = Coverage.guess_from(
-            seen.sightings, set(trace.rounds), trace.manifest.declared, trace.sha256
+            # the rounds up to this one: of later ones nothing was read, so nobody is missing there
+            seen.sightings,
+            {n for n in trace.rounds if n <= seen.rounds},
+            trace.manifest.declared,
+            trace.sha256,
         )
         return Coverage().score(guess, None, np.random.default_rng(0))
 
@@ -196,7 +200,7 @@ class Watch:
         evidence = Evidence(
             path=trace.path,
             trace_sha256=trace.sha256,
-            rounds=len(trace.rounds),
+            rounds=self._followed.rounds if self._followed else 0,
             clients=tuple(clients_of(trace)),
             results=results,
             guarantees={"declared": dict(worst)} if worst else {},

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ from fedaudit.trace.recorder import (
     MODEL,
     RoundWriter,
     another_experiment,
+    check_options,
     layouts_like,
     recorded_layouts,
 )
@@ -109,6 +110,7 @@ class TapeOptions:
     limits: RecordingLimits = field(default_factory=RecordingLimits)
 
     def __post_init__(self) -> None:
+        check_options(self.dtype, self.purpose, self.retention, self.limits)
         if self.sketch is not None and (self.sketch < 2 or self.tensors != "*"):
             raise UsageError(
                 "a sketch covers whole updates",
@@ -132,8 +134,10 @@ class Tape:
         weight_key: str = WEIGHT,
         sends: Sends = "model",
         name_by: str | None = None,
-        resume: bool = False,
+        resume: bool | Literal["lengths"] = False,
     ) -> None:
+        if sends not in get_args(Sends):
+            raise UsageError.unknown("a reply cannot be of this kind", sends, get_args(Sends))
         self.path, self.keep, self.resume = Path(path), keep, resume
         if RUN_ID not in str(self.path):
             self._refuse_folder()
@@ -269,6 +273,10 @@ class Tape:
             return
         self._seed = self._sign_seed()
         old = self.path / "manifest.json"
+        if not old.exists() and self._integers != {
+            *self._shapes
+        }:  # else the replies say what floats
+            recorded_layouts(self._zeros(), self.keep.tensors, self.keep.dtype)  # refuses patterns
         if self.resume and self.keep.sketch is None and old.exists():
             kept = read_manifest(old)[0].layouts
             if len(self._integers) == len(self._shapes):  # as `_record` decided
