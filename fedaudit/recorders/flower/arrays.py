@@ -150,8 +150,10 @@ def single(value: Any) -> float | int | str | bool:
 def weight_of(values: Mapping[str, Any], key: str) -> float:
     """Weight of a reply in the mean: its number under the strategy's key, or 1."""
     found = values.get(key)
-    usable = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if usable and found is not None and found > 0 else 1.0
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return 1.0
+    # an infinite weight is no message of a trace: one client would end the recording of all
+    return float(found) if 0 < found < math.inf else 1.0
 
 
 def misfit(got: Named, want: Mapping[str, tuple[int, ...]]) -> str:

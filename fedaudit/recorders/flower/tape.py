@@ -238,13 +238,7 @@ class Tape:
         elif self._sent:
             self.record_replies([])  # the strategy did not ask for the answers of its last round
         if number == 1 and self._next > 1:
-            raise TraceError(
-                f"round 1 does not follow round {self._next - 1} of the trace",
-                expected=f"round {self._next}",
-                got="1",
-                remedy="record every start of a strategy into a folder of its own, or pass "
-                "resume=True",
-            )
+            self._guarded(self._refuse_second_start)
         if self.stopped:
             self._sent = []
             return
@@ -257,6 +251,14 @@ class Tape:
             layouts_like(first.model)  # refuses a bad model before anything is sent
         if self._recorder is None:
             self._check_folder()
+
+    def _refuse_second_start(self) -> None:
+        raise TraceError(
+            f"round 1 does not follow round {self._next - 1} of the trace",
+            expected=f"round {self._next}",
+            got="1",
+            remedy="record every start of a strategy into a folder of its own, or pass resume=True",
+        )
 
     def _check_folder(self) -> None:
         """Refuse a folder that cannot be written or continued, before anything is sent."""
