@@ -251,9 +251,9 @@ def test_wrong_options_are_refused_before_anything_is_written(given, message, tm
 def test_rounds_of_one_recording_do_not_overlap(steady, tmp_path):
     recorder = Recorder(tmp_path, like=LIKE, limits=STEADY if steady else None)
     played(recorder, 1)
-    with pytest.raises(UsageError, match="open already") if not steady else nullcontext():
-        with recorder.round(), recorder.round():
-            pass
+    refused = nullcontext() if steady else pytest.raises(UsageError, match="open already")
+    with refused, recorder.round(), recorder.round():
+        pass
     assert ("open already" in recorder.stopped) == steady
     assert len(Trace.open(tmp_path).rounds) == 1
     if not steady:  # the error is the caller's, and the next round is a round
