@@ -164,7 +164,7 @@ class RunTerms:
         numbers = all(type(v) is int and 0 <= v < 2**63 for v in whole)
         named = list(chain.from_iterable(self.others))  # many: checked without a Python loop
         lists = set(map(type, named)) <= {int}
-        lists = lists and 0 <= min(named, default=0) and max(named, default=0) < 2**63
+        lists = lists and min(named, default=0) >= 0 and max(named, default=0) < 2**63
         check_run(self.run)
         fits = numbers and self.bits in (32, 64) and self.threshold >= 2 and self.length >= 1
         if not (fits and lists and type(self.final) is bool and type(self.about) is str):
