@@ -35,7 +35,7 @@ READINGS = {
 """Attack and its words, the qualifier of its AUC; the first that a view allows is the headline."""
 
 FACTS = AuditFacts(
-    concerns="records",
+    gravity="named",
     measures=(
         Measure(
             HEADLINE,
