@@ -32,9 +32,10 @@ from torch.func import functional_call, grad, jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedaudit.protections.guard.tampering import HISTORY
 from reproductions.guard import behaviour, plants
 from reproductions.guard.plants import Planted
-from reproductions.guard.rounds import Behaved, State, answer, pool
+from reproductions.guard.rounds import Behaved, State, answer, honest_runs, pool
 
 OUTSIDERS = 60_000
 """First seed of the runs."""
@@ -68,7 +69,7 @@ def climbed(
         if high >= loss:
             break
         optimiser.zero_grad()
-        (F.cross_entropy(planted(others[0]), others[1]) - high).backward()
+        torch.autograd.backward(F.cross_entropy(planted(others[0]), others[1]) - high)
         nn.utils.clip_grad_norm_(planted.parameters(), 1.0)
         optimiser.step()
     return planted
@@ -98,8 +99,8 @@ def sharpened(
             if error.median() <= left:
                 break
             scale *= 1.25
-        head.weight *= scale
-        head.bias *= scale
+        head.weight.mul_(scale)
+        head.bias.mul_(scale)
     return planted
 
 
@@ -220,13 +221,13 @@ def measured(seeds: int) -> dict[str, Any]:
     controls: Counter[str] = Counter()
     gains: dict[str, list[float]] = defaultdict(list)
     for host in sorted(hosts):
-        runs = behaviour.honest_runs(*host[:2], range(OUTSIDERS, OUTSIDERS + seeds), 24, host[2])
+        runs = honest_runs(*host[:2], range(OUTSIDERS, OUTSIDERS + seeds), 24, host[2])
         for number, run in enumerate(runs):
             short = replace(run, states=run.states[: max(behaviour.LOOKED_AT) + 1])
             found = behaviour.judged(short)
             controls["runs"] += 1
             controls["runs altered"] += bool(found)
-            controls["models"] += len(short.states) - behaviour.HISTORY
+            controls["models"] += len(short.states) - HISTORY
             controls["models altered"] += len(found)
             for at in behaviour.LOOKED_AT:
                 cut = replace(run, states=run.states[: at + 1])
