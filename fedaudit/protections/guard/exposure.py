@@ -157,7 +157,8 @@ def reconstructed(layer: LayerVisits) -> tuple[Floats, Indices]:
     """
     assert layer.bias is not None
     assert layer.bias_after is not None
-    w, b = layer.weight_after - layer.weight, layer.bias_after - layer.bias
+    with np.errstate(invalid="ignore"):  # steps that overflowed
+        w, b = layer.weight_after - layer.weight, layer.bias_after - layer.bias
     smallest = np.maximum(ROUNDING * EPS * np.abs(layer.bias), np.finfo(np.float32).tiny)
     single = np.arange(len(b))
     pairs = [np.stack([o[1:], o[:-1]]) for o in (np.argsort(layer.bias), np.argsort(b))]
