@@ -57,6 +57,8 @@ def watch_command(
     if watch.unwatched and not as_json:
         kept = ", ".join(watch.unwatched)
         typer.echo(f"not watched: {kept}; `fedaudit gate` checks what needs an audit", err=True)
+    if not (once or as_json or trace.exists()):
+        typer.echo(f"waiting for a trace in {trace}; Ctrl-C ends", err=True)
     broken = rounds = 0
     with interruptible("the trace was not changed"), ExitStack() as stack:
         out = None if json_file is None else stack.enter_context(_appending(json_file))
@@ -67,6 +69,8 @@ def watch_command(
                 out.write(text + "\n")
                 out.flush()
             rounds, broken = rounds + 1, broken + bool(reading.broken)
+    if watch.stopped:
+        typer.echo(f"the recording stopped before the training: {watch.stopped}", err=True)
     if not as_json:
         typer.echo(f"{count_of(rounds, 'round')} read, {broken} with a broken limit")
     if broken:

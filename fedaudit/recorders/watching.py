@@ -12,6 +12,18 @@ from fedaudit.trace.limits import FAULTS, reason_of
 log = logging.getLogger("fedaudit.recorder")
 
 
+def watch_of(policy: Any, stop: bool) -> RoundWatch | None:
+    """The watch that a recorder was asked for, if any."""
+    if stop and policy is None:
+        raise UsageError(
+            "there is no limit at which to stop",
+            expected="a policy beside stop=True",
+            got="no policy",
+            remedy='policy="policy.toml", which `fedaudit gate --init policy.toml` begins',
+        )
+    return None if policy is None else RoundWatch(policy, stop=stop)
+
+
 class RoundWatch:
     """Checks a policy after every recorded round: a broken limit is logged, once.
 

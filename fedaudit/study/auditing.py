@@ -297,7 +297,7 @@ def _show(file: Path, audit: Any, guess: Any, truth: Truth | None, rng: Any) -> 
             "there are no records to show",
             expected="rebuilt images or tables, and the truth",
             got="texts, or no truth",
-            remedy="leave --show-records out",
+            remedy="leave show_records out",
         )
     with writing(file):
         write_shown_records(file, pairs, "Records and what was rebuilt of them")

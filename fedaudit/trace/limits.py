@@ -33,12 +33,15 @@ class RecordingLimits:
     on_error: Literal["raise", "stop"] = "raise"
 
     def __post_init__(self) -> None:
-        least = 1 if self.most_bytes is None else self.most_bytes
-        if self.every < 1 or least < 1 or self.on_error not in ("raise", "stop"):
+        numbers = (self.every, 1 if self.most_bytes is None else self.most_bytes)
+        whole = all(isinstance(n, int) and n >= 1 for n in numbers)
+        if not whole or self.on_error not in ("raise", "stop"):
             raise UsageError(
                 "the limits of this recording cannot be kept",
-                expected='every and most_bytes of at least 1, on_error "raise" or "stop"',
-                got=f"every={self.every}, most_bytes={self.most_bytes}, on_error={self.on_error!r}",
+                expected="every and most_bytes as whole numbers of at least 1, on_error "
+                '"raise" or "stop"',
+                got=f"every={self.every!r}, most_bytes={self.most_bytes!r}, "
+                f"on_error={self.on_error!r}",
                 remedy='RecordingLimits(every=5, most_bytes=10**9, on_error="stop")',
             )
 
@@ -84,7 +87,8 @@ class Reserve:
 
 def reason_of(error: Exception | str) -> str:
     """The reason in one line; an error that is not about data or disk with its type."""
-    why = " ".join(str(error).split())
+    lines = (" ".join(line.split()) for line in str(error).splitlines())
+    why = "; ".join(line for line in lines if line)
     if not why or not isinstance(error, FedauditError | OSError | str):
         why = f"{type(error).__name__}: {why}".rstrip(": ")
     return why

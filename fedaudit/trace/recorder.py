@@ -25,7 +25,7 @@ from dataclasses import replace
 from operator import index
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from fedaudit.errors import IntegrityError, TraceError, UsageError
 from fedaudit.files import Unreadable, is_lost, write_atomically
 from fedaudit.layout import Layout, column_runs
 from fedaudit.rows import empty_array
-from fedaudit.trace.limits import FAULTS, RecordingLimits, Reserve, log_stop
+from fedaudit.trace.limits import FAULTS, RecordingLimits, Reserve, log, log_stop
 from fedaudit.trace.numbers import as_numbers
 from fedaudit.trace.retention import check_retention
 from fedaudit.trace.schema import (
@@ -99,6 +99,35 @@ def recorded_layouts(
 ) -> dict[str, Layout]:
     """The layouts of a trace of such a state dict."""
     return _stored_layouts(layouts_like(like), tensors, dtype)
+
+
+def check_options(
+    dtype: str | None, purpose: str, retention: str, limits: RecordingLimits | None
+) -> None:
+    """Refuse options of a recording that need no model to be seen as wrong."""
+    if dtype not in (None, "float16", "float32", "float64"):
+        raise UsageError(
+            "a trace is not written in this dtype",
+            expected="float16, float32 or float64",
+            got=repr(dtype),
+            remedy='dtype="float32"',
+        )
+    if not isinstance(limits, RecordingLimits | None):
+        raise UsageError(
+            "these are no limits of a recording",
+            expected="RecordingLimits",
+            got=repr(limits),
+            remedy="limits=RecordingLimits(every=5), from fedaudit.trace.limits",
+        )
+    for name, text in (("purpose", purpose), ("retention", retention)):
+        if not isinstance(text, str):
+            raise UsageError(
+                f"{name} is not a text",
+                expected="a text",
+                got=repr(text),
+                remedy=f'{name}="..."',
+            )
+    check_retention(retention)
 
 
 def another_experiment(path: Path) -> TraceError:
@@ -245,7 +274,7 @@ class RoundWriter:
         self._layout_of = {n: name for name, full in layouts.items() for n in full.names}
         self._arrived: dict[str, int] = {}
         self._left_out, self._keeps_late, self._on_fault = left_out, late, on_fault
-        self.off = off
+        self.off, self._over = off, False
         self._lock = threading.RLock()
         self.messages: list[Message] = []
 
@@ -276,12 +305,32 @@ class RoundWriter:
         """Lock the round; yields whether it is recorded. A fault goes where `on_fault` says."""
         with self._lock:
             try:
-                yield not self.off
+                yield not self.off and self._takes_more()
             except FAULTS as error:
                 if self._on_fault is None:
                     raise
                 self.off = True
                 self._on_fault(error)
+
+    def end(self) -> None:
+        """Take no more messages."""
+        with self._lock:
+            self._over = True
+
+    def _takes_more(self) -> bool:
+        """Whether the round is open. A straggler's message is refused, or logged: one thread that
+        is too late shall not end the recording of the others."""
+        if not self._over:
+            return True
+        if self._on_fault is not None:
+            log.warning("fedaudit did not record a message that came after the end of its round")
+            return False
+        raise UsageError(
+            "a message came after the end of its round",
+            expected="all messages inside the block of the round",
+            got="a message after it",
+            remedy="wait for all threads inside `with recorder.round()`",
+        )
 
     def send(
         self,
@@ -377,22 +426,16 @@ class RoundWriter:
         Returns the index of the first message. Does not copy the rows: leave them unchanged until
         the round ends (which refuses changes it sees in a sample of the columns).
         """
-        for name, column in (
-            ("receivers", receivers),
-            ("rows", senders if isinstance(rows, int) else rows),
-            ("weights", senders if weights is None else weights),
-            ("metadata", senders if metadata is None else metadata),
-        ):
-            if len(column) != len(senders):
-                raise UsageError(
-                    f"{name} do not fit the senders",
-                    expected=f"{len(senders)} of them",
-                    got=str(len(column)),
-                    remedy="give one per message",
-                )
         first = -1
         with self._guarded() as on:
             if on:
+                _refuse_lengths(
+                    len(senders),
+                    receivers=receivers,
+                    rows=senders if isinstance(rows, int) else rows,
+                    weights=senders if weights is None else weights,
+                    metadata=senders if metadata is None else metadata,
+                )
                 everyone = PUBLIC if {*receivers} == {PUBLIC} else ""
                 hidden = self._drops(kind, everyone, {})
                 size = _bytes_of(self._block(layout).full) if hidden else 0
@@ -474,6 +517,17 @@ class RoundWriter:
         return {name: b.pieces for name, b in self._blocks.items() if b.pieces}
 
 
+def _refuse_lengths(count: int, **columns: Any) -> None:
+    for name, column in columns.items():
+        if len(column) != count:
+            raise UsageError(
+                f"{name} do not fit the senders",
+                expected=f"{count} of them",
+                got=str(len(column)),
+                remedy="give one per message",
+            )
+
+
 def _bytes_of(layout: Layout) -> int:
     return layout.width * np.dtype(layout.dtype).itemsize
 
@@ -488,8 +542,9 @@ class Recorder:
 
     Give `like` (a state dict or other named arrays) or `layouts`. `tensors` keeps only matching
     tensors of the layout `model`; `dtype="float16"` halves their space. `resume=True` continues an
-    existing trace of the same layouts after its last complete round. `limits`: rounds whose
-    payloads are kept, the size of the trace, and what an error does. `recovered` tells whether a
+    existing trace of the same layouts after its last complete round; "lengths" looks at the sizes
+    of its rounds and not at their hashes, which `verify` does. `limits`: rounds whose payloads are
+    kept, the size of the trace, and what an error does. `recovered` tells whether a
     power cut had emptied files: their rounds must be repeated. `stopped` says why the recording
     stopped; empty while it goes on.
     """
@@ -511,7 +566,7 @@ class Recorder:
         dtype: str | None = None,
         purpose: str = "",
         retention: str = "",
-        resume: bool = False,
+        resume: bool | Literal["lengths"] = False,
         limits: RecordingLimits | None = None,
     ) -> None:
         if (like is None) == (layouts is None):
@@ -519,16 +574,16 @@ class Recorder:
                 "a recorder needs to know the tensors",
                 expected="either `like` or `layouts`",
                 got="both" if like is not None else "neither",
-                remedy="pass like=model.state_dict() converted to arrays",
+                remedy="pass like=model.state_dict()",
             )
-        if dtype not in (None, "float16", "float32", "float64"):
+        if like is not None and not (isinstance(like, Mapping) and like):
             raise UsageError(
-                "a trace is not written in this dtype",
-                expected="float16, float32 or float64",
-                got=repr(dtype),
-                remedy='dtype="float32"',
+                "a recorder needs to know the tensors",
+                expected="named arrays",
+                got="none" if isinstance(like, Mapping) else type(like).__name__,
+                remedy="pass like=model.state_dict()",
             )
-        check_retention(retention)
+        check_options(dtype, purpose, retention, limits)
         self.path = Path(path)
         self.limits = limits or RecordingLimits()
         # float64 is kept only where it is asked for
@@ -547,6 +602,7 @@ class Recorder:
         self._at = sys.maxsize  # rounds that need not be repeated
         self._redoes = self._orphaned = False
         self._reserve: Reserve | None = None
+        self._turn = threading.Lock()
         self._refuse_unwritable()
         if self._manifest_file.exists():
             if not resume:
@@ -556,7 +612,7 @@ class Recorder:
                     got=self._manifest_file.name,
                     remedy="choose another folder, or pass resume=True to continue it",
                 )
-            self._continue()
+            self._continue(resume)
         else:
             self._begin()
         if self.limits.on_error == "stop":
@@ -595,7 +651,7 @@ class Recorder:
             ) from None
         self._replace_manifest(self.manifest)
 
-    def _continue(self) -> None:
+    def _continue(self, resume: bool | Literal["lengths"]) -> None:
         try:
             old, _ = read_manifest(self._manifest_file)
         except Unreadable as error:
@@ -613,7 +669,7 @@ class Recorder:
             if is_lost(file):
                 self._at, self.recovered = min(self._at, number), True
             else:
-                verify(file, entry)
+                verify(file, entry, hashed=resume != "lengths")
         self._remove_strays({r.file for r in old.rounds})
         self.manifest = old
 
@@ -663,10 +719,33 @@ class Recorder:
             )
         number = self.rounds + 1
         writer = self._writer(self.limits.left_out(number))
-        yield writer
-        with self._guarded() as on:
-            if on:
-                self._write(number, writer)
+        with self._alone(writer):
+            yield writer
+            writer.end()
+            with self._guarded() as on:
+                if on:
+                    self._write(number, writer)
+
+    @contextmanager
+    def _alone(self, writer: RoundWriter) -> Iterator[None]:
+        """Refuse a second round while one is open: both would be written under one number."""
+        held = self._turn.acquire(blocking=False)
+        try:
+            with self._guarded() as on:
+                if on and not held:
+                    raise UsageError(
+                        "a round of this recording is open already",
+                        expected="one round at a time",
+                        got="a second one before the first has ended",
+                        remedy="send the messages of all threads inside one `with "
+                        "recorder.round()`, or give each federation a recorder of its own",
+                    )
+            writer.off = bool(self.stopped)
+            yield
+        finally:
+            writer.end()
+            if held:
+                self._turn.release()
 
     def _writer(self, left_out: str = "") -> RoundWriter:
         """A writer of one round; one that ignores what it is given if the recording has stopped."""
@@ -756,14 +835,16 @@ class Recorder:
     def last_round(self) -> Iterator[RoundWriter]:
         """Reopen the last complete round to add messages: all of them, or none."""
         writer = self._writer()
-        with self._guarded() as on:
-            if on:
-                self._reopen(writer)
-        writer.off = bool(self.stopped)
-        yield writer
-        with self._guarded() as on:
-            if on:
-                self._amend(writer)
+        with self._alone(writer):
+            with self._guarded() as on:
+                if on:
+                    self._reopen(writer)
+            writer.off = bool(self.stopped)
+            yield writer
+            writer.end()
+            with self._guarded() as on:
+                if on:
+                    self._amend(writer)
 
     def _reopen(self, writer: RoundWriter) -> None:
         """Fill `writer` with the last round."""

@@ -171,15 +171,16 @@ def stamp(path: Path) -> Stamp:
     return (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns)
 
 
-def verify(path: Path, expected: RoundFile) -> Stamp:
-    """Compare a file with its size and hash in the manifest; returns its state before reading."""
+def verify(path: Path, expected: RoundFile, *, hashed: bool = True) -> Stamp:
+    """Compare a file with its size and, if `hashed`, its hash in the manifest; returns its state
+    before reading."""
     try:
         if not path.is_file():
             raise _refuse(path, f"a file of {expected.size} bytes", "no such file")
         before = stamp(path)
         if before[2] != expected.size:
             raise _refuse(path, f"{expected.size} bytes", f"{before[2]} bytes")
-        found = sha256_of(path)
+        found = sha256_of(path) if hashed else expected.sha256
     except Unreadable as error:
         raise _refuse(path, error.expected or "", error.got or "") from None
     except OSError as error:

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -212,10 +213,88 @@ def test_rounds_without_payloads_keep_their_messages(tmp_path):
     assert sum(r.size for r in a.manifest.rounds) < 0.7 * sum(r.size for r in b.manifest.rounds)
 
 
-@pytest.mark.parametrize("given", [{"every": 0}, {"most_bytes": 0}, {"on_error": "ignore"}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"every": 0},
+        {"every": "5"},
+        {"every": 1.5},
+        {"most_bytes": 0},
+        {"most_bytes": "1GB"},
+        {"on_error": "ignore"},
+    ],
+)
 def test_limits_without_a_meaning_are_refused(given):
     with pytest.raises(UsageError, match="cannot be kept"):
         RecordingLimits(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"like": {}}, "needs to know the tensors"),
+        ({"like": "model.pt"}, "needs to know the tensors"),
+        ({"limits": {"every": 2}}, "no limits of a recording"),
+        ({"purpose": 5}, "purpose is not a text"),
+        ({"dtype": "fp16"}, "not written in this dtype"),
+        ({"retention": "30 dys"}, "cannot be read"),
+        ({"tensors": "*.wieght"}, "no tensor matches"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_written(given, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        Recorder(tmp_path / "t", **{"like": LIKE, **given})
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_rounds_of_one_recording_do_not_overlap(steady, tmp_path):
+    recorder = Recorder(tmp_path, like=LIKE, limits=STEADY if steady else None)
+    played(recorder, 1)
+    refused = nullcontext() if steady else pytest.raises(UsageError, match="open already")
+    with refused, recorder.round(), recorder.round():
+        pass
+    assert ("open already" in recorder.stopped) == steady
+    assert len(Trace.open(tmp_path).rounds) == 1
+    if not steady:  # the error is the caller's, and the next round is a round
+        played(recorder, 1)
+        assert len(Trace.open(tmp_path).rounds) == 2
+
+
+def test_a_message_after_its_round_is_refused_or_logged_and_never_lost_in_silence(tmp_path, caplog):
+    recorder = Recorder(tmp_path / "a", like=LIKE)
+    with recorder.round() as messages:
+        messages.send("model", SERVER, "c0", LIKE)
+    with pytest.raises(UsageError, match="after the end of its round"):
+        messages.send("delta", "c0", SERVER, LIKE)
+    recorder = Recorder(tmp_path / "b", like=LIKE, limits=STEADY)
+    with recorder.round() as messages:
+        messages.send("model", SERVER, "c0", LIKE)
+    assert messages.send("delta", "c0", SERVER, LIKE) == -1
+    assert "after the end of its round" in caplog.text
+    played(recorder, 1)  # one straggler does not end the recording
+    assert recorder.stopped == ""
+    assert recorder.rounds == 2
+
+
+def test_rows_that_do_not_fit_their_senders_stop_a_steady_recording(tmp_path):
+    recorder = Recorder(tmp_path, like=LIKE, limits=STEADY)
+    with recorder.round() as messages:
+        rows = np.zeros((1, 2000), np.float32)
+        assert messages.send_rows("delta", ["c0"], [SERVER, SERVER], rows, step=1) == -1
+    assert "receivers do not fit the senders" in recorder.stopped
+
+
+def test_continuing_by_lengths_reads_no_round_and_still_sees_a_short_one(tmp_path, monkeypatch):
+    played(Recorder(tmp_path, like=LIKE), 2)
+    with monkeypatch.context() as m:
+        m.setattr("fedaudit.trace.store.sha256_of", lambda _: pytest.fail("a round was hashed"))
+        played(Recorder(tmp_path, like=LIKE, resume="lengths"), 1)
+    assert len(Trace.open(tmp_path).rounds) == 3
+    file = tmp_path / "round-00002.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(TraceError, match="bytes"):
+        Recorder(tmp_path, like=LIKE, resume="lengths")
 
 
 def test_torch_tensors_of_every_real_dtype_are_recorded(tmp_path):

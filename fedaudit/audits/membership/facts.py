@@ -85,7 +85,6 @@ FACTS = AuditFacts(
         CurveDrawing(
             curve="most exposed records",
             kind="none",
-            axes=("client", "record"),
             words="Training records with the most evidence.",
         ),
     ),

@@ -31,7 +31,7 @@ from fedaudit.audits.reconstruction.facts import (
     TOKENS,
 )
 from fedaudit.audits.reconstruction.layers import LinearEnds, linear_ends
-from fedaudit.audits.reconstruction.pairs import RecordPairs, closest_pairs
+from fedaudit.audits.reconstruction.pairs import RebuiltPairs, closest_pairs
 from fedaudit.audits.reconstruction.planting import Kind
 from fedaudit.audits.reconstruction.prior import Prior
 from fedaudit.audits.reconstruction.rows import SeenRows, seen_rows
@@ -397,7 +397,7 @@ class Reconstruction(Audit):
 
     def pairs(
         self, guess: Guesses | TokenGuesses, truth: Truth, rng: np.random.Generator
-    ) -> RecordPairs | None:
+    ) -> RebuiltPairs | None:
         """Training records beside their nearest guesses; None for texts, whose words have no
         picture. For a private page: `score` keeps no record."""
         parties = [p for p in guess.parties if p in truth.records]

@@ -12,7 +12,7 @@ from fedaudit.audits.reconstruction.scores import Asked
 
 
 @dataclass(frozen=True)
-class RecordPairs:
+class RebuiltPairs:
     """Training records `true` (m, D), their nearest guesses `rebuilt` (m, D), the closest first.
 
     `client` (m,) whose they are, `distance` (m,) in usual distances, `low` and `high` (D,) of the
@@ -40,11 +40,11 @@ def closest_pairs(
     ranges: tuple[Floats, Floats],
     shape: tuple[int, ...],
     most: int,
-) -> RecordPairs:
+) -> RebuiltPairs:
     """The training records whose nearest guess (n, D) is closest (n,), at most `most`."""
     known = np.flatnonzero(asked.member & np.isfinite(distance))
     chosen = known[np.argsort(distance[known], kind="stable")[:most]]
-    return RecordPairs(
+    return RebuiltPairs(
         true=asked.x[chosen],
         rebuilt=nearest[chosen],
         client=tuple(parties[i] for i in asked.owner[chosen]),

@@ -92,7 +92,7 @@ class Watch:
     ) -> None:
         loaded = policy if policy is None or isinstance(policy, Policy) else load_policy(policy)
         self.policy, self._names = loaded, names
-        self.complete = False
+        self.complete, self.stopped = False, ""
         self._followed: _Followed | None = None
         limits = () if loaded is None else loaded.limits
         self._limits = [x for x in limits if x.metric == EPSILON or x.audit in WATCHED]
@@ -103,7 +103,8 @@ class Watch:
         if not (Path(path) / "manifest.json").is_file():
             return []
         trace = Trace.open(path, verify_hashes=False)
-        self.complete = trace.manifest.complete or STOPPED in trace.manifest.federation
+        self.stopped = str(trace.manifest.federation.get(STOPPED, ""))
+        self.complete = trace.manifest.complete or bool(self.stopped)
         seen = self._followed
         if seen is None:
             seen = self._followed = _Followed(Examination(trace.manifest))
@@ -129,7 +130,7 @@ class Watch:
             outside=coverage.notes,
             epsilon=spent,
             broken=self._broken(trace, {r.audit: r for r in (coverage, linkage) if r}, worst),
-            stopped=str(trace.manifest.federation.get(STOPPED, "")),
+            stopped=self.stopped,
         )
 
     def _note(
@@ -151,7 +152,11 @@ class Watch:
 
     def _coverage(self, trace: Trace, seen: _Followed) -> AuditResult:
         guess = Coverage.guess_from(
-            seen.sightings, set(trace.rounds), trace.manifest.declared, trace.sha256
+            # the rounds up to this one: of later ones nothing was read, so nobody is missing there
+            seen.sightings,
+            {n for n in trace.rounds if n <= seen.rounds},
+            trace.manifest.declared,
+            trace.sha256,
         )
         return Coverage().score(guess, None, np.random.default_rng(0))
 
@@ -196,7 +201,7 @@ class Watch:
         evidence = Evidence(
             path=trace.path,
             trace_sha256=trace.sha256,
-            rounds=len(trace.rounds),
+            rounds=self._followed.rounds if self._followed else 0,
             clients=tuple(clients_of(trace)),
             results=results,
             guarantees={"declared": dict(worst)} if worst else {},
@@ -231,7 +236,14 @@ def follow(
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[RoundReading]:
     """Readings of a trace until it is closed; `once`: of the rounds that are there."""
-    lost = 0
+    lost, folder = 0, Path(path)
+    if folder.is_file() or (once and not (folder / "manifest.json").is_file()):
+        raise TraceError(
+            f"there is no trace in {folder}",
+            expected="a folder with a manifest.json",
+            got="a file" if folder.is_file() else "no manifest.json",
+            remedy="correct the path" + ("; without --once the command waits" if once else ""),
+        )
     while True:
         try:
             yield from watch.update(path)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from fedaudit.errors import FedauditError, UsageError
+from fedaudit.trace.limits import FAULTS, reason_of
 from fedaudit.trace.numbers import as_numbers, unheld, widened
 
 Named = dict[str, npt.NDArray[Any]]
@@ -65,9 +66,10 @@ def answer_of(records: Any, key: str, like: Mapping[str, Any] | None = None) -> 
     """As `content_of`, for a reply: reports what cannot be recorded, and does not raise."""
     try:
         return content_of(records, key, like)
-    except FedauditError as error:
+    except FAULTS as error:  # whatever a client sends, the server goes on
         size = sum(len(a.data) for r in records.array_records.values() for a in r.values())
-        got = f"{error.what}: {error.got}"
+        known = isinstance(error, FedauditError)
+        got = f"{error.what}: {error.got}" if known else reason_of(error)
         return Content({}, scalars=scalars_of(records), lacks=got, bytes=size)
 
 
@@ -148,8 +150,10 @@ def single(value: Any) -> float | int | str | bool:
 def weight_of(values: Mapping[str, Any], key: str) -> float:
     """Weight of a reply in the mean: its number under the strategy's key, or 1."""
     found = values.get(key)
-    usable = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if usable and found is not None and found > 0 else 1.0
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return 1.0
+    # an infinite weight is no message of a trace: one client would end the recording of all
+    return float(found) if 0 < found < math.inf else 1.0
 
 
 def misfit(got: Named, want: Mapping[str, tuple[int, ...]]) -> str:

@@ -39,9 +39,9 @@ from fedaudit.recorders.flower.tape import (
     TapeOptions,
     party,
 )
-from fedaudit.recorders.watching import RoundWatch
+from fedaudit.recorders.watching import watch_of
 from fedaudit.trace import SERVER
-from fedaudit.trace.limits import FAULTS, RecordingLimits, log_stop
+from fedaudit.trace.limits import FAULTS, RecordingLimits, log, log_stop, reason_of
 
 ARRAYS = "arrays"
 """The record in which Flower's strategies send the model by default."""
@@ -115,7 +115,7 @@ class RecordingStrategy(Strategy):
         )
         self._weight_key = str(getattr(strategy, "weighted_by_key", WEIGHT))
         self._name_by, self._last = name_by, 0
-        self._watch = None if policy is None else RoundWatch(policy, stop=stop)
+        self._watch = watch_of(policy, stop)
 
     @property
     def path(self) -> Path:
@@ -211,7 +211,7 @@ class RecordingStrategy(Strategy):
                 read[same] = reading(m.content, self._key)
             sent.append(Sent(m.metadata.dst_node_id, read[same], m))
         alone = None if messages or self._tape.like else Content(named(arrays))
-        self._tape.begin(server_round, sent, list(grid.get_node_ids()), alone)
+        self._tape.begin(server_round, sent, _nodes(grid), alone)
         return messages
 
     def _aggregate(
@@ -254,6 +254,15 @@ class RecordingStrategy(Strategy):
         site = take_site(reply.content, self._name_by, self._weight_key)
         content = answer_of(reply.content, self._key, self._tape.like)
         return Reply(node, content, "", answers, site)
+
+
+def _nodes(grid: Grid) -> list[int]:
+    """All nodes; none where the SuperLink does not say, which is no reason to end a run."""
+    try:
+        return list(grid.get_node_ids())
+    except FAULTS as error:
+        log.warning("fedaudit does not know which nodes there are: %s", reason_of(error))
+        return []
 
 
 def _model_of(arrays: ArrayRecord | None) -> Named | None:
@@ -308,7 +317,9 @@ def record_mod(
                 folder,
                 TapeOptions(tensors=tensors, dtype=dtype, purpose=purpose, retention=retention),
                 about={"parties": [SERVER, own], "software": f"flwr {require()}"},
-                resume=True,
+                # a node's process may start anew for every message: hashing all earlier rounds
+                # each time would cost more with every round
+                resume="lengths",
             )
             tape.begin(1, [Sent(context.node_id, received)])
         except FAULTS as error:

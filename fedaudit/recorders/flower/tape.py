@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ from fedaudit.trace.recorder import (
     MODEL,
     RoundWriter,
     another_experiment,
+    check_options,
     layouts_like,
     recorded_layouts,
 )
@@ -109,6 +110,7 @@ class TapeOptions:
     limits: RecordingLimits = field(default_factory=RecordingLimits)
 
     def __post_init__(self) -> None:
+        check_options(self.dtype, self.purpose, self.retention, self.limits)
         if self.sketch is not None and (self.sketch < 2 or self.tensors != "*"):
             raise UsageError(
                 "a sketch covers whole updates",
@@ -132,8 +134,10 @@ class Tape:
         weight_key: str = WEIGHT,
         sends: Sends = "model",
         name_by: str | None = None,
-        resume: bool = False,
+        resume: bool | Literal["lengths"] = False,
     ) -> None:
+        if sends not in get_args(Sends):
+            raise UsageError.unknown("a reply cannot be of this kind", sends, get_args(Sends))
         self.path, self.keep, self.resume = Path(path), keep, resume
         if RUN_ID not in str(self.path):
             self._refuse_folder()
@@ -234,13 +238,7 @@ class Tape:
         elif self._sent:
             self.record_replies([])  # the strategy did not ask for the answers of its last round
         if number == 1 and self._next > 1:
-            raise TraceError(
-                f"round 1 does not follow round {self._next - 1} of the trace",
-                expected=f"round {self._next}",
-                got="1",
-                remedy="record every start of a strategy into a folder of its own, or pass "
-                "resume=True",
-            )
+            self._guarded(self._refuse_second_start)
         if self.stopped:
             self._sent = []
             return
@@ -253,6 +251,14 @@ class Tape:
             layouts_like(first.model)  # refuses a bad model before anything is sent
         if self._recorder is None:
             self._check_folder()
+
+    def _refuse_second_start(self) -> None:
+        raise TraceError(
+            f"round 1 does not follow round {self._next - 1} of the trace",
+            expected=f"round {self._next}",
+            got="1",
+            remedy="record every start of a strategy into a folder of its own, or pass resume=True",
+        )
 
     def _check_folder(self) -> None:
         """Refuse a folder that cannot be written or continued, before anything is sent."""
@@ -269,6 +275,10 @@ class Tape:
             return
         self._seed = self._sign_seed()
         old = self.path / "manifest.json"
+        if not old.exists() and self._integers != {
+            *self._shapes
+        }:  # else the replies say what floats
+            recorded_layouts(self._zeros(), self.keep.tensors, self.keep.dtype)  # refuses patterns
         if self.resume and self.keep.sketch is None and old.exists():
             kept = read_manifest(old)[0].layouts
             if len(self._integers) == len(self._shapes):  # as `_record` decided

@@ -17,8 +17,9 @@ from nvflare.app_common.app_constant import AppConstants
 from fedaudit.errors import LimitBroken
 from fedaudit.recorders.nvflare.messages import Named, Tensors, tensors_of
 from fedaudit.recorders.nvflare.rounds import JobRounds
-from fedaudit.recorders.watching import RoundWatch
+from fedaudit.recorders.watching import RoundWatch, watch_of
 from fedaudit.trace.limits import RecordingLimits
+from fedaudit.trace.recorder import check_options
 
 
 class FedauditRecorder(FLComponent):
@@ -47,10 +48,15 @@ class FedauditRecorder(FLComponent):
         stop: bool = False,
     ) -> None:
         super().__init__()
+        limits = RecordingLimits(every=every, most_bytes=most_bytes, on_error="stop")
+        check_options(dtype, purpose, retention, limits)
+        if stop and policy is None:
+            watch_of(policy, stop)  # refuses
         # FLARE writes a job's components into its config by these names: plain values only
         self.path, self.tasks, self.tensors, self.dtype = path, list(tasks), tensors, dtype
         self.purpose, self.retention, self.declared = purpose, retention, list(declared)
         self.every, self.most_bytes, self.policy, self.stop = every, most_bytes, policy, stop
+        self._limits = limits
         self._rounds: JobRounds | None = None
         self._panicked = False
 
@@ -74,9 +80,7 @@ class FedauditRecorder(FLComponent):
             "dtype": self.dtype,
             "purpose": self.purpose,
             "retention": self.retention,
-            "limits": RecordingLimits(
-                every=self.every, most_bytes=self.most_bytes, on_error="stop"
-            ),
+            "limits": self._limits,
         }
         rounds = JobRounds(
             Path(self.path.replace("{job_id}", str(fl_ctx.get_job_id()))),
@@ -85,8 +89,7 @@ class FedauditRecorder(FLComponent):
             lambda text: self.log_error(fl_ctx, text),
         )
         rounds.declared = [*self.declared, *_scope(fl_ctx)]
-        if self.policy is not None:
-            watch = RoundWatch(self.policy, stop=self.stop)
+        if (watch := watch_of(self.policy, self.stop)) is not None:
             rounds.after_round = lambda path: self._check(watch, path, fl_ctx)
         return rounds
 

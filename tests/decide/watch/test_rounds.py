@@ -70,6 +70,44 @@ def test_every_round_is_read_once_as_it_comes(recorder):
     assert plain(second)["arrived"] == 3
 
 
+def test_rounds_read_late_are_read_as_if_they_had_just_come(recorder):
+    """A watch that begins in the middle (`--once`, a recorder that resumes) sees no gap in what it
+    has not read yet: whoever answered every round is not told apart by the rounds to come."""
+    steps, together = Watch(POLICY), Watch(POLICY)
+    one_by_one = []
+    for _ in range(3):
+        play(recorder)
+        one_by_one += steps.update(recorder.path)
+    at_once = together.update(recorder.path)
+    assert [r.outside for r in at_once] == [r.outside for r in one_by_one]
+    assert not any("which round" in kind for r in at_once for kind in r.outside)
+    assert [{c.limit for c in r.broken} for r in at_once] == [
+        {c.limit for c in r.broken} for r in one_by_one
+    ]
+    play(recorder, silent=["c1"])
+    (last,) = together.update(recorder.path)
+    assert any("which round" in kind for kind in last.outside)
+
+
+def test_a_path_without_a_trace_is_no_kept_limit(recorder, tmp_path):
+    runner = CliRunner()
+    found = runner.invoke(app, ["watch", str(tmp_path / "typo"), "--once"])
+    assert found.exit_code != 0
+    assert "there is no trace" in str(found.exception)
+    (tmp_path / "file").write_text("x")
+    found = runner.invoke(app, ["watch", str(tmp_path / "file")])
+    assert found.exit_code != 0
+    assert "a file" in str(found.exception)
+
+
+def test_the_command_says_that_a_recording_stopped(recorder):
+    play(recorder)
+    recorder.stop("the disk was full")
+    found = CliRunner().invoke(app, ["watch", str(recorder.path)])
+    assert "1 round read" in found.output
+    assert "stopped before the training: the disk was full" in found.output
+
+
 def test_epsilon_and_coverage_are_those_of_an_audit_of_the_whole(recorder):
     for _ in range(5):
         play(recorder)

@@ -1,4 +1,5 @@
 import datetime
+import math
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from fedaudit.trace.purge import purge
 
 flwr = pytest.importorskip("flwr", reason='Flower is not installed: pip install "fedaudit[flower]"')
 
+from flwr.app import Array, ArrayRecord, RecordDict  # noqa: E402
 from flwr.serverapp import strategy as strategies  # noqa: E402
 
 from fedaudit.flower import RecordingStrategy, record_mod, run_in_process  # noqa: E402
+from fedaudit.recorders.flower.arrays import answer_of, weight_of  # noqa: E402
 
 
 def fixed_dp(inner):
@@ -301,8 +304,10 @@ def test_a_late_reply_is_measured_against_the_model_it_was_trained_from(apps, on
 def test_a_folder_is_not_used_twice_and_rounds_do_not_start_again(apps, tmp_path):
     strategy = RecordingStrategy(strategies.FedAvg(), tmp_path / "t")
     apps.run(strategy, rounds=2)
-    with pytest.raises(TraceError, match="does not follow"):
-        apps.run(strategy, rounds=2)
+    apps.run(strategy, rounds=2)  # goes on, unrecorded: the first start's models are not lost
+    first = Trace.open(tmp_path / "t")
+    assert len(first.rounds) == 2
+    assert "does not follow" in first.manifest.federation["recording_stopped"]
     with pytest.raises(TraceError, match="already holds a trace"):
         RecordingStrategy(strategies.FedAvg(), tmp_path / "t")
     again = RecordingStrategy(strategies.FedAvg(), tmp_path / "t", resume=True)
@@ -311,6 +316,85 @@ def test_a_folder_is_not_used_twice_and_rounds_do_not_start_again(apps, tmp_path
     trace = Trace.open(tmp_path / "t")
     assert len(trace.rounds) == 5
     assert trace.manifest.complete
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dtype": "fp16"},
+        {"retention": "30 dys"},
+        {"purpose": 5},
+        {"limits": {"every": 2}},
+        {"sends": "modle"},
+        {"stop": True},
+    ],
+)
+def test_wrong_options_are_refused_when_the_strategy_is_made(given, tmp_path):
+    with pytest.raises(UsageError):
+        RecordingStrategy(strategies.FedAvg(), tmp_path / "t", **given)
+
+
+def test_a_pattern_that_fits_no_tensor_is_refused_before_anything_is_sent(apps, tmp_path):
+    with pytest.raises(UsageError, match="no tensor matches"):
+        apps.run(RecordingStrategy(strategies.FedAvg(), tmp_path / "t", tensors="*.wieght"))
+    assert not (tmp_path / "t" / "manifest.json").exists()
+
+
+def test_a_link_that_does_not_name_its_nodes_ends_no_run(apps, tmp_path, monkeypatch, caplog):
+    class Silent:
+        def __init__(self, grid):
+            self._grid, self.asked = grid, 0
+
+        def __getattr__(self, name):
+            return getattr(self._grid, name)
+
+        def get_node_ids(self):
+            self.asked += 1
+            if self.asked > 2:  # the strategy has sampled; the recorder asks once more
+                raise ConnectionError("gone for a moment")
+            return self._grid.get_node_ids()
+
+    class Sampling(strategies.FedAvg):
+        def configure_train(self, server_round, arrays, config, grid):
+            grid.asked = -9  # whatever Flower asks is answered
+            messages = list(super().configure_train(server_round, arrays, config, grid))
+            grid.asked = 9
+            return messages
+
+        def start(self, grid, *args, **settings):
+            return super().start(Silent(grid), *args, **settings)
+
+    strategy = RecordingStrategy(Sampling(fraction_evaluate=0.0), tmp_path / "t")
+    apps.run(strategy, rounds=2)
+    assert "gone for a moment" in caplog.text
+    assert len(Trace.open(tmp_path / "t").rounds) == 2
+
+
+def test_a_clients_recording_costs_the_same_in_every_round(apps, tmp_path, monkeypatch):
+    """Each message continues the trace: hashing all rounds before it would add up."""
+
+    def hashed(_file):
+        raise AssertionError("an earlier round was read")
+
+    monkeypatch.setattr("fedaudit.trace.store.sha256_of", hashed)
+    apps.run(strategies.FedAvg(), mods=[record_mod(tmp_path)], rounds=3)
+    (own, *_) = sorted(tmp_path.glob("run-*/node-*"))
+    assert len(Trace.open(own, verify_hashes=False).rounds) == 3
+
+
+def test_an_infinite_weight_ends_no_recording():
+    assert [weight_of({"n": x}, "n") for x in (math.inf, math.nan, -1, True, 7)] == [1, 1, 1, 1, 7]
+
+
+def test_a_record_that_cannot_be_read_is_a_note_whatever_the_fault():
+    def broken(_record):
+        raise RecursionError("deep")
+
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr("fedaudit.recorders.flower.arrays.named", broken)
+        found = answer_of(RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(3))})}), "arrays")
+    assert found.lacks == "RecursionError: deep"
+    assert found.size >= 24
 
 
 def test_resuming_needs_the_same_model(apps, tmp_path):
