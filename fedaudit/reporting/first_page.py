@@ -131,7 +131,9 @@ def key_of(summaries: Sequence[FederationSummary]) -> list[KeyEntry]:
     """The words that the matrices hold, and no others; worst first."""
     cells = [c for s in summaries for row in s.rows for c in row.cells]
     used = {c.words for c in cells}
-    labels = {label.words: (v, label.meaning) for v, label in VERDICTS.items()}
+    labels: dict[str, tuple[str, str]] = {
+        label.words: (v, label.meaning) for v, label in VERDICTS.items()
+    }
     labels[KNOWN.words] = ("leak", KNOWN.meaning)
     labels[NOT_ASKED.words] = (NOT_ASKED.verdict, "not tested; a leak may exist")
     found = [KeyEntry(v, words, text) for words, (v, text) in labels.items() if words in used]
