@@ -597,7 +597,8 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
         return f"No other protection was measured.{helps}"
     chapter = part.chapters[best.index]
     eps = epsilon_of(chapter)
-    named = f"“{part.variants[best.index]}”" + (f" (epsilon {eps})" if eps else "")
+    notes = [*([f"epsilon {eps}"] if eps else []), *(["not enough"] if best.leaks else [])]
+    named = f"“{part.variants[best.index]}”" + (f" ({'; '.join(notes)})" if notes else "")
     left = []
     if best.leaks:
         titles = [_title(part, a) for a in best.leaks]
@@ -610,8 +611,7 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
             left.append(f"{word}: {listed([f'“{text}”' for text in questions])}")
     left.append(cost_of(part, best.index) or "its cost is not known")
     # a protection that leaves a leak is no answer, and is not offered as one
-    enough = " (not enough)" if best.leaks else ""
-    return f"Now use {named}{enough}; {'; '.join(left)}; trust: {_trusted(chapter)}."
+    return f"Now use {named}; {'; '.join(left)}; trust: {_trusted(chapter)}."
 
 
 def _title(part: FederationOverview, a: VariantAnswer) -> str:
