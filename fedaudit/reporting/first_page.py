@@ -597,6 +597,7 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
         return f"No other protection was measured.{helps}"
     chapter = part.chapters[best.index]
     eps = epsilon_of(chapter)
+    # a protection that leaves a leak is no answer, and is not offered as one
     notes = [*([f"epsilon {eps}"] if eps else []), *(["not enough"] if best.leaks else [])]
     named = f"“{part.variants[best.index]}”" + (f" ({'; '.join(notes)})" if notes else "")
     left = []
@@ -610,7 +611,6 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
         if questions:
             left.append(f"{word}: {listed([f'“{text}”' for text in questions])}")
     left.append(cost_of(part, best.index) or "its cost is not known")
-    # a protection that leaves a leak is no answer, and is not offered as one
     return f"Now use {named}; {'; '.join(left)}; trust: {_trusted(chapter)}."
 
 
