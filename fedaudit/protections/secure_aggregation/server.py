@@ -32,6 +32,7 @@ from fedaudit.protections.secure_aggregation.identity import (
     Directory,
     ExchangeKey,
     Identity,
+    refuse_weak,
     verify,
 )
 from fedaudit.protections.secure_aggregation.refusals import (
@@ -101,7 +102,7 @@ def _alone(
     """The step, one at a time: a retry that comes while its vector is being added counts once."""
 
     @wraps(step)
-    def locked(self: Server, *args: P.args, **kwargs: P.kwargs) -> T:
+    def locked(self: Server, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self._lock:
             return step(self, *args, **kwargs)
 
@@ -147,7 +148,7 @@ class Server:
         check_record(record, self.plan.run)
         self._directory.check(number, record.identity)
         for key in (record.mask, record.channel):
-            ExchangeKey(bytes(KEY_BYTES)).exchange(key)  # one weak key would stop everybody
+            refuse_weak(key)  # one weak key would stop everybody
             if key in self._public:
                 raise malformed("a public key of another client", "fresh keys", f"client {number}")
         self._public |= {record.mask, record.channel}
