@@ -53,7 +53,7 @@ LABELS = {
 }
 
 
-PLAIN = {
+PLAIN_KINDS = {
     "parameter": "readable updates",
     "buffer": "readable buffers",
     "integer": "readable integers",
@@ -233,7 +233,9 @@ class Coverage(Audit):
         self, guess: CoverageGuess, truth: Truth | None, rng: np.random.Generator
     ) -> AuditResult:
         left = uncovered(guess.items, set(guess.covers))
-        kinds = [PLAIN.get(k, k) for k in COVERABLE if guess.items.get(k) and k not in guess.covers]
+        kinds = [
+            PLAIN_KINDS.get(k, k) for k in COVERABLE if guess.items.get(k) and k not in guess.covers
+        ]
         visible: tuple[str, ...] = ()
         if guess.in_the_clear:
             visible = (f"declared as covered, but in the clear: {', '.join(guess.in_the_clear)}",)

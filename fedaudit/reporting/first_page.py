@@ -131,7 +131,9 @@ def key_of(summaries: Sequence[FederationSummary]) -> list[KeyEntry]:
     """The words that the matrices hold, and no others; worst first."""
     cells = [c for s in summaries for row in s.rows for c in row.cells]
     used = {c.words for c in cells}
-    labels = {label.words: (v, label.meaning) for v, label in VERDICTS.items()}
+    labels: dict[str, tuple[str, str]] = {
+        label.words: (v, label.meaning) for v, label in VERDICTS.items()
+    }
     labels[KNOWN.words] = ("leak", KNOWN.meaning)
     labels[NOT_ASKED.words] = (NOT_ASKED.verdict, "not tested; a leak may exist")
     found = [KeyEntry(v, words, text) for words, (v, text) in labels.items() if words in used]
@@ -595,7 +597,9 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
         return f"No other protection was measured.{helps}"
     chapter = part.chapters[best.index]
     eps = epsilon_of(chapter)
-    named = f"“{part.variants[best.index]}”" + (f" (epsilon {eps})" if eps else "")
+    # a protection that leaves a leak is no answer, and is not offered as one
+    notes = [*([f"epsilon {eps}"] if eps else []), *(["not enough"] if best.leaks else [])]
+    named = f"“{part.variants[best.index]}”" + (f" ({'; '.join(notes)})" if notes else "")
     left = []
     if best.leaks:
         titles = [_title(part, a) for a in best.leaks]
@@ -607,9 +611,7 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
         if questions:
             left.append(f"{word}: {listed([f'“{text}”' for text in questions])}")
     left.append(cost_of(part, best.index) or "its cost is not known")
-    # a protection that leaves a leak is no answer, and is not offered as one
-    enough = " (not enough)" if best.leaks else ""
-    return f"Now use {named}{enough}; {'; '.join(left)}; trust: {_trusted(chapter)}."
+    return f"Now use {named}; {'; '.join(left)}; trust: {_trusted(chapter)}."
 
 
 def _title(part: FederationOverview, a: VariantAnswer) -> str:

@@ -6,7 +6,7 @@ import pytest
 from fedaudit import study
 from fedaudit.audits import AUDITS
 from fedaudit.audits.audit import Knowledge
-from fedaudit.audits.coverage import COVERABLE, Coverage, uncovered
+from fedaudit.audits.coverage import COVERABLE, PLAIN_KINDS, Coverage, uncovered
 from fedaudit.decide.gate import gate
 from fedaudit.errors import NothingToSay, NotObservable
 from fedaudit.results import AuditResult
@@ -133,6 +133,8 @@ def test_power_each_kind_is_found_alone_and_by_name(kind, more, word, tmp_path):
     by_name = names and kind != "sender"
     assert result.estimates["kinds_outside_protection"].value == 1 + by_name
     assert word in result.notes[by_name]
+    assert PLAIN_KINDS.get(kind, kind) in result.settings["kinds"]
+    assert len(result.settings["kinds"]) == 1 + by_name
     assert count(recorded(tmp_path / "covered", covers=[*others, kind], **more)) == names
 
 

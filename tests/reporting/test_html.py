@@ -454,8 +454,8 @@ def test_an_audit_without_a_paper_shows_no_differences():
 def test_a_count_says_what_it_counts():
     two, one = (Estimate(value=v, low=v, high=v, n=9, confidence=1.0, baseline=0) for v in (2, 1))
     for e, said in (
-        (two, "2 kinds of data, exact"),
-        (one, "1 kind of data, exact"),
+        (two, "2 kinds of data, counted exactly"),
+        (one, "1 kind of data, counted exactly"),
     ):
         row = AuditResult(
             audit="coverage", question="?", vantage="wiretap", headline="s", estimates={"s": e}

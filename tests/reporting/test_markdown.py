@@ -90,8 +90,8 @@ def test_markdown_begins_with_the_first_page():
     rows = [line.split(" | ") for line in first.splitlines() if line.startswith("|")]
     assert {len(row) for row in rows} == {3}
     (asked,) = [row for row in rows if row[0] == "| Updates of the same client?<br>by the server"]
-    assert asked[1].startswith("**leak** 70 %<br>60 to 80 %, chance 25 %")
-    assert asked[2].startswith("**no evidence** 30 %")
+    assert asked[1].startswith("**leak 70 %**<br>60 to 80 %, chance 25 %")
+    assert asked[2].startswith("**no evidence: 30 %, chance 25 %**")
     assert [cost.label for cost in page.costs] == [r[0][2:] for r in rows[-len(page.costs) :]]
 
 

@@ -138,7 +138,7 @@ def test_what_init_writes_runs_from_end_to_end(make, task, partition, clients, o
     assert [c.variant for c in done.chapters] == ["as it is", hidden, f"{hidden}, DP-SGD"]
     for run in done.runs:
         assert {f.audit for f in run.findings} >= asked
-        assert run.summary["federation"].startswith(f"{clients} clients, 2 rounds")
+        assert run.summary["federation"].startswith(f"{clients} clients, 2 training rounds")
 
 
 def test_the_columns_of_a_table_are_told_apart(tmp_path):

@@ -434,7 +434,7 @@ def foreign(tmp_path):
 def test_a_foreign_trace_is_audited_blindly_and_says_so(foreign):
     run = study.audit(foreign)
     assert "blind" in run.summary["truth"]
-    assert run.summary["federation"].startswith("3 clients, 4 rounds")
+    assert run.summary["federation"].startswith("3 clients, 4 training rounds")
     verdicts = {f.audit: f for f in run.findings}
     assert verdicts["coverage"].verdict == "leak"
     assert (verdicts["fingerprint"].verdict, verdicts["fingerprint"].known) == ("leak", True)
