@@ -245,6 +245,11 @@ class Hook:
         return 0
 
     @classmethod
+    def trusted(cls, declared: Mapping[str, Any], *, clients: int) -> str:
+        """Who must be honest among so many clients, of a hook that declares `declared`."""
+        return str(declared.get("trust", ""))
+
+    @classmethod
     def noise(cls, declared: Mapping[str, Any], *, clients: int) -> AddedNoise | None:
         """The noise of a hook that declares `declared`, in a round of `clients`; None without any.
 

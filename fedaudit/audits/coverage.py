@@ -53,6 +53,16 @@ LABELS = {
 }
 
 
+PLAIN = {
+    "parameter": "readable updates",
+    "buffer": "readable buffers",
+    "integer": "readable integers",
+    "sender": "senders' names",
+    "weight": "record numbers",
+}
+"""Kind of data -> what a newcomer calls it; other kinds go by their names."""
+
+
 def uncovered(items: Mapping[str, tuple[str, ...]], covers: set[str]) -> tuple[str, ...]:
     """Descriptions of the items (kind -> descriptions) that no declared protection covers."""
     return tuple(line for kind in COVERABLE if kind not in covers for line in items.get(kind, ()))
@@ -155,16 +165,18 @@ FACTS = AuditFacts(
     decision=Decision(counts=True),
     words=Words(
         short="Anything sent unprotected?",
-        learns="read what no protection covers",
+        learns="read unprotected data",
         measure="kinds of data that left a client outside every declared protection",
         leak="These left a client outside every declared protection: {notes}.",
         no_evidence="A declared protection covers everything that left a client.",
         advice=(Advice("declare a protection that covers them"), Advice("stop sending them")),
         against="with full protection",
         counted=("kind of data", "kinds of data"),
+        counted_in="kinds",
     ),
     needs_truth=False,
     checks_declaration=True,
+    gravity="metadata",
 )
 
 
@@ -221,11 +233,12 @@ class Coverage(Audit):
         self, guess: CoverageGuess, truth: Truth | None, rng: np.random.Generator
     ) -> AuditResult:
         left = uncovered(guess.items, set(guess.covers))
+        kinds = [PLAIN.get(k, k) for k in COVERABLE if guess.items.get(k) and k not in guess.covers]
         visible: tuple[str, ...] = ()
         if guess.in_the_clear:
             visible = (f"declared as covered, but in the clear: {', '.join(guess.in_the_clear)}",)
         return AuditResult(
-            **self.about(guess, protections=list(guess.protections)),
+            **self.about(guess, protections=list(guess.protections), kinds=kinds),
             headline="kinds_outside_protection",
             estimates={
                 "kinds_outside_protection": Estimate(

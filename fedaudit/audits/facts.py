@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from fedaudit.results import Verdict
 
@@ -163,7 +163,8 @@ class Words:
     (it follows "the server can"); both stand on a report's first page. `measure` describes the
     headline. Templates take `{value}`, `{baseline}`, `{notes}` (the result's remarks) and `{first}`
     (the first remark), `learns` only the first two. `against` names the baseline; `counted` names
-    what a count counts (singular, plural). `known`: the statement if no attack is needed;
+    what a count counts (singular, plural), `counted_in` the setting of
+    a result that lists it. `known`: the statement if no attack is needed;
     `known_advice` its remedies, since noise does not help there. `beside`: measure -> statement
     (`Decision.side_measures`). `only_with`: part of the question -> the fact it mentions; the part
     is dropped if no protection in force has that fact. `weak`: the statement, with `{strength}`, of
@@ -179,6 +180,7 @@ class Words:
     percent: bool = False
     against: str = "chance"
     counted: tuple[str, str] | None = None
+    counted_in: str = ""
     known: str = "Known outright, without an attack: {notes}."
     known_advice: tuple[Advice, ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
@@ -257,6 +259,13 @@ ROC = CurveDrawing(
 )
 
 
+# -- gravity --------------------------------------------------------------------------------------
+
+Gravity = Literal["rebuilt", "named", "traced", "metadata"]
+GRAVITIES: tuple[Gravity, ...] = get_args(Gravity)
+"""What a leak gives away, gravest first: records before clients, since they are about persons."""
+
+
 # -- one audit ------------------------------------------------------------------------------------
 
 
@@ -274,8 +283,9 @@ class AuditFacts:
     single updates (`Decision.single_updates_only`).
     `words_by_headline`: headline -> its words, for an audit with a second headline.
     `beside_headline`: measures that every table of results shows next to the headline.
-    `concerns`: what a leak is about, single "records" or the "client" that sent them; a report
-    names leaks about records first, since they are about persons.
+    `gravity`: what a leak gives away, gravest first: records are "rebuilt"; a given record is
+    "named" as one that was used; a client is "traced" (followed, named, its data described); or
+    "metadata" of messages. A report names the gravest leaks first.
     """
 
     measures: tuple[Measure, ...] = ()
@@ -291,7 +301,7 @@ class AuditFacts:
     checks_declaration: bool = False
     single_updates_in_sums: str = ""
     beside_headline: tuple[str, ...] = ()
-    concerns: Literal["records", "client"] = "client"
+    gravity: Gravity = "traced"
 
     def shows(self, name: str) -> bool:
         """Whether tables show an estimate with this name next to the headline."""

@@ -352,7 +352,7 @@ def _count(name: str, default: int, meaning: str, minimum: int = 1) -> DatasetSe
 _TABLE = (
     Builtin(
         name="digits", make=_digits,
-        summary="1,797 images of handwritten digits, 8 x 8 grey, 10 classes",
+        summary="1,797 images of handwritten digits, 10 classes",
     ),
     Builtin(
         name="breast-cancer", make=_breast_cancer,
@@ -360,7 +360,7 @@ _TABLE = (
     ),
     Builtin(
         name="docs", make=_docs,
-        summary="Python's language reference, one text per topic, with natural owners",
+        summary="Python's language reference, one text per topic",
         settings=(_count("minimum_bytes", 8192, "least text of an owner"),),
     ),
     Builtin(

@@ -15,7 +15,7 @@ from fedaudit.knowledge.candidates import candidates, candidates_and_enrolled, h
 from fedaudit.knowledge.dishonest import planted_rounds
 from fedaudit.knowledge.groups import groups_of
 from fedaudit.knowledge.noise import noise_of
-from fedaudit.knowledge.owner_marks import OwnerMarks, missing_marks
+from fedaudit.knowledge.owner_marks import OwnerMarks, missing_marks, other_documents
 from fedaudit.knowledge.prior import prior_of
 from fedaudit.knowledge.probing import build_games
 from fedaudit.knowledge.record_sets import draw_sets
@@ -197,6 +197,8 @@ class KnowledgeBuilder:
         """The corpus owner's keys, and what the server knows: the pairs it drew, and weights."""
         made, config = self._made, self._config
         if SCALARS in self._trace.manifest.layouts:
+            if self._brought is not None:
+                raise other_documents(self._trace)
             return Knowledge(), self._truth  # clients met the owner's documents themselves
         if self._brought is not None:
             return self._marks_brought(audit, *self._brought()), self._truth

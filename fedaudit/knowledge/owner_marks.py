@@ -32,7 +32,7 @@ from fedaudit import foreign
 from fedaudit.data.dataset import Dataset
 from fedaudit.data.files.jsonl import json_lines
 from fedaudit.data.text import windows
-from fedaudit.errors import DataError, NotApplicable
+from fedaudit.errors import DataError, NotApplicable, UsageError
 from fedaudit.files import read_text, read_toml
 from fedaudit.randomness import Seed
 from fedaudit.settings import Count, EachOnce, SeedNumber, check, checked, require
@@ -366,4 +366,17 @@ def missing_marks(had: str) -> NotApplicable:
         got=had,
         remedy="plant marks: [marks] with clients and share; or bring the owner's documents: "
         "`marks=folder`",
+    )
+
+
+def other_documents(trace: Trace) -> UsageError:
+    """Products in a trace are those of the documents committed to, whatever is brought later."""
+    stated = [d["commitment"] for d in trace.manifest.declared if d.get("commitment")]
+    return UsageError(
+        "this trace holds inner products with the documents that its owner committed to",
+        expected="no other marks"
+        + (f": the documents of commitment {str(stated[0])[:16]}" if stated else ""),
+        got="`marks`, whose documents met no update",
+        remedy="leave `marks` out, or bring them to a trace with sums of updates "
+        '(secure_aggregation.release = "sums")',
     )

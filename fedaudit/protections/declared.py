@@ -32,6 +32,11 @@ def noise_of(declared: Mapping[str, Any], *, clients: int) -> AddedNoise | None:
     return class_of(declared).noise(declared, clients=clients)
 
 
+def trusted_of(declared: Mapping[str, Any], *, clients: int) -> str:
+    """Who must be honest for a declared protection to hold among so many clients."""
+    return class_of(declared).trusted(declared, clients=clients)
+
+
 def in_force(declared: Iterable[Mapping[str, Any]]) -> set[str]:
     """Names and facts of declared protections; noise is a fact too, as in "noise_at_step"."""
     found: set[str] = set()

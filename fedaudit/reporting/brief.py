@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from fedaudit.reporting.chapter import Chapter, notices_of
 from fedaudit.reporting.first_page import (
+    EPSILON,
     LEAKING,
     CostRow,
     FederationSummary,
@@ -176,7 +177,7 @@ def _counted(
                 for name, label in verdicts
             ]
             cells += [StyledText(texts[i], "dim") for texts in _qualities(costs)]
-            cells += [StyledText(row.short[i], "dim") for row in costs if row.label == "epsilon"]
+            cells += [StyledText(row.short[i], "dim") for row in costs if row.label == EPSILON]
             rows.append((f"{p.name}: {variant}" if len(parts) > 1 else variant, cells))
     heads = [*(label.mark for _, label in verdicts), "held out", "epsilon"]
     return _aligned(heads, rows, gap)

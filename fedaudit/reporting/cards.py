@@ -16,13 +16,16 @@ from fedaudit.reporting.first_page import (
     cost_of,
     decisive,
     listed,
+    one_unit,
+    reading,
     short_question,
+    shown_reading,
     span,
     unit_of,
     worst_of,
 )
 from fedaudit.reporting.overview import FederationOverview, QuestionRow, VariantAnswer
-from fedaudit.reporting.rules import VERDICTS, label_of
+from fedaudit.reporting.rules import label_of
 from fedaudit.reporting.scale import ScaleRow, scale
 
 
@@ -60,29 +63,38 @@ def cards(overviews: Sequence[FederationOverview]) -> Iterator[Card]:
         if not found:
             continue
         worst = min(found, key=lambda a: ORDER[a.finding.verdict])
-        alike = sum(a.finding.verdict == worst.finding.verdict for a in found)
         yield Card(
             audit=audit,
             title=short_question(asked[0][1]),
             verdict=worst.finding.verdict,
-            words=VERDICTS[worst.finding.verdict].words,
-            tally=f"in {alike} of {len(found)}" if len(found) > 1 else "",
+            words=label_of(worst.finding).words,
+            tally=_tally(worst, found, sum(len(p.variants) for p, _ in asked)),
             parts=tuple(_part(p, q, named=len(overviews) > 1) for p, q in asked),
             detail=section,
         )
 
 
+def _tally(worst: VariantAnswer, found: Sequence[VariantAnswer], columns: int) -> str:
+    """In how many of the columns the worst verdict was given, in each of its words."""
+    alike = [label_of(a.finding).words for a in found if a.finding.verdict == worst.finding.verdict]
+    own = label_of(worst.finding).words
+    more = [f"{words} in {alike.count(words)}" for words in dict.fromkeys(alike) if words != own]
+    if columns == 1:
+        return ""
+    return f"{', '.join([f'in {alike.count(own)}', *more])} of {columns} columns"
+
+
 def _part(part: FederationOverview, q: QuestionRow, *, named: bool) -> CardPart:
-    rows, lines, percent = [], [], False
+    rows, lines, percent, alike = [], [], False, one_unit(q)
     for name, answers in zip(part.variants, q.answers, strict=True):
         a = worst_of(answers)
         if a is None:
             rows.append(ScaleRow(name, "not_asked", "not asked"))
             continue
         percent = percent or a.percent
-        rows.append(_row(name, a))
+        rows.append(_row(name, a, alike=alike))
         if (shown := decisive(a)).estimate is not None and shown.measure != a.finding.measure:
-            lines.append(f"“{name}”: {_decided(a)}")
+            lines.append(f"“{name}”: {_decided(a, alike=alike)}")
     helped, more = _helps(part, q)
     return CardPart(
         heading=part.federation if named else "",
@@ -93,9 +105,10 @@ def _part(part: FederationOverview, q: QuestionRow, *, named: bool) -> CardPart:
     )
 
 
-def _row(name: str, a: VariantAnswer) -> ScaleRow:
+def _row(name: str, a: VariantAnswer, *, alike: bool) -> ScaleRow:
     """The number that the first page shows; bounds are on the headline."""
-    (measure, e), (unit, percent) = decisive(a), unit_of(a)
+    measure, e = shown_reading(a, alike=alike)
+    unit, percent = unit_of(a, measure)
     row = ScaleRow(
         name, a.finding.verdict, label_of(a.finding).words, e, unit=unit, percent=percent
     )
@@ -105,9 +118,11 @@ def _row(name: str, a: VariantAnswer) -> ScaleRow:
     return replace(row, bound=bound, shows=_shows(a))
 
 
-def _decided(a: VariantAnswer) -> str:
-    """What is shown in place of the headline, and the headline's value."""
+def _decided(a: VariantAnswer, *, alike: bool) -> str:
+    """The reading that decided: shown in place of the headline, or named beside it."""
     shown, e = decisive(a).measure, a.finding.estimate
+    if not alike:
+        return f"decided by {reading(a)}."
     text = f"shown is {_spoken(shown)}, which decided"
     if e is None or a.finding.measure is None:
         return f"{text}."

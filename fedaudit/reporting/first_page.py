@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,27 +25,38 @@ from fedaudit.reporting.overview import (
     VariantAnswer,
     consequence,
 )
-from fedaudit.reporting.rules import label_of, observer
+from fedaudit.reporting.rules import KNOWN, VERDICTS, label_of, observer
 from fedaudit.results import AuditResult, Estimate, Verdict
 
 LEAKING = ("disagreement", "leak")
 OPEN = ("failed", "nothing_to_say", "unscored")
-MOST_NAMED = 2
+MOST_NAMED = 3
 """Largest number of leaks that a sentence names; the matrix has all."""
+FEW = 3
+"""Largest number of clients that stand out together; more cannot be told apart."""
 
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One question under one protection: `words` from the table of verdicts, and its number."""
+    """One question under one protection: `words` from the table of verdicts, and its number.
+
+    `than`: what a number that is no evidence is no more than; read without it, the number would be
+    taken for a leak. `unit` stands before the number.
+    """
 
     verdict: str
     words: str
     number: str = ""
     beside: str = ""
+    than: str = ""
+    unit: str = ""
 
     @property
     def text(self) -> str:
-        return f"{self.words} {self.number}".rstrip()
+        value = f"{self.unit} {self.number}".strip()
+        if self.than:
+            return f"{self.words}: {', '.join(filter(None, (value, self.than)))}"
+        return f"{self.words} {value}".rstrip()
 
 
 class MatrixRow(NamedTuple):
@@ -64,13 +76,6 @@ class CostRow:
     texts: tuple[str, ...]
     short: tuple[str, ...] = ()
 
-    @property
-    def cells(self) -> tuple[tuple[str, int], ...]:
-        """(text, columns) of each cell: one cell for all protections that are alike."""
-        if len(set(self.texts)) == 1:
-            return ((self.texts[0], len(self.texts)),)
-        return tuple((text, 1) for text in self.texts)
-
 
 @dataclass(frozen=True)
 class WorstFinding:
@@ -83,7 +88,7 @@ class WorstFinding:
 
 @dataclass(frozen=True)
 class NextStep:
-    """The recommended step: why, and a command that can be pasted."""
+    """The step after switching on what was tested: what for, and a command to paste."""
 
     why: str
     command: str
@@ -113,6 +118,28 @@ ABOUT = ("data", "federation")
 NOT_ASKED = MatrixCell("not_asked", "not asked")
 
 
+@dataclass(frozen=True)
+class KeyEntry:
+    """A word of the matrix and its meaning; `verdict` names its colour."""
+
+    verdict: str
+    words: str
+    meaning: str
+
+
+def key_of(summaries: Sequence[FederationSummary]) -> list[KeyEntry]:
+    """The words that the matrices hold, and no others; worst first."""
+    cells = [c for s in summaries for row in s.rows for c in row.cells]
+    used = {c.words for c in cells}
+    labels = {label.words: (v, label.meaning) for v, label in VERDICTS.items()}
+    labels[KNOWN.words] = ("leak", KNOWN.meaning)
+    labels[NOT_ASKED.words] = (NOT_ASKED.verdict, "not tested; a leak may exist")
+    found = [KeyEntry(v, words, text) for words, (v, text) in labels.items() if words in used]
+    if any(c.unit == SPOKEN["area"] for c in cells):
+        found.append(KeyEntry("", SPOKEN["area"], "0.5 is guessing, 1 is always right"))
+    return found
+
+
 def summarise(part: FederationOverview, place: str = "") -> FederationSummary:
     """The first page of one federation; `place` is the folder of the report in commands."""
     best = best_alternative(part)
@@ -121,7 +148,7 @@ def summarise(part: FederationOverview, place: str = "") -> FederationSummary:
         about="; ".join(filter(None, (part.chapters[0].summary.get(k) for k in ABOUT))),
         variants=tuple(part.variants),
         rows=tuple(
-            MatrixRow(q.audit, short_question(q), _observers(q), tuple(map(_cell, q.answers)))
+            MatrixRow(q.audit, short_question(q), _observers(q), tuple(_cells(q)))
             for q in part.questions
         ),
         costs=_costs(part),
@@ -145,30 +172,70 @@ def worst_of(answers: Sequence[VariantAnswer]) -> VariantAnswer | None:
     return min(answers, key=lambda a: ORDER[a.finding.verdict], default=None)
 
 
-def _cell(answers: Sequence[VariantAnswer]) -> MatrixCell:
-    a = worst_of(answers)
+def _cells(q: QuestionRow) -> list[MatrixCell]:
+    """The row of a question, all numbers in one unit."""
+    alike = one_unit(q)
+    return [_cell(worst_of(answers), alike=alike) for answers in q.answers]
+
+
+def one_unit(q: QuestionRow) -> bool:
+    """Whether the readings that decided are in one unit; if not, the headlines stand in a row,
+    each with the reading that decided beside it."""
+    answered = [a for of in q.answers if (a := worst_of(of)) is not None]
+    return len({unit_of(a) for a in answered if a.finding.estimate is not None}) <= 1
+
+
+def _cell(a: VariantAnswer | None, *, alike: bool) -> MatrixCell:
     if a is None:
         return NOT_ASKED
-    words, e = label_of(a.finding).words, decisive(a).estimate
+    words, (measure, e) = label_of(a.finding).words, shown_reading(a, alike=alike)
     if e is None:
         # why a question stayed open is said here; that one does not arise, in its card
         need = a.result.need if a.result is not None and a.finding.verdict in OPEN else None
         return MatrixCell(a.finding.verdict, words, beside=need.what if need else "")
-    (unit, percent), counted = unit_of(a), words_for(a.finding.audit).counted
+    unit, percent = unit_of(a, measure)
     if math.isinf(e.high):  # known from below only: no number that could be read as the answer
         least = f"{unit} at least {number(e.value, percent)}"
         return MatrixCell(
             a.finding.verdict, words, beside=", ".join(filter(None, (least, _most(a))))
         )
-    shown = f"{unit} {number(e.value, percent)}"
+    quiet, facts = a.finding.verdict == "no_evidence", [span(e, percent, unit)]
+    # a baseline of zero needs no words
+    base = whole(f"{a.against} {against(e, percent)}") if e.baseline else ""
+    if (counted := _counted(a, e)) and quiet:
+        least = "none below" if a.result and not a.result.greater_is_leak else "none beyond"
+        than = f"{least} {base}" if base else "none found"
+        return MatrixCell("no_evidence", words, "", f"{number(e.value)} {counted}", than)
+    shown = value_text(e.value, unit, percent)
     shown += f" ({a.finding.client})" if a.finding.client is not None else ""
-    facts = [span(e, percent)]
-    if counted is not None and a.result is not None and a.finding.measure == a.result.headline:
-        facts = [counted[e.value != 1], *facts]
-    if e.baseline:  # a baseline of zero needs no words
-        facts.append(f"{a.against} {against(e, percent)}")
-    beside = ", ".join(filter(None, [*facts, _corrected(a, e), granted(a)]))
-    return MatrixCell(a.finding.verdict, words, whole(shown.lstrip()), whole(beside))
+    if counted:
+        facts = [counted]
+    if not quiet:
+        facts.append(base)
+    decided = f"decided by {reading(a)}" if measure != decisive(a).measure else _corrected(a, e)
+    beside = ", ".join(filter(None, [*facts, decided, granted(a)]))
+    than = base if quiet else ""
+    return MatrixCell(a.finding.verdict, words, shown, whole(beside), than, unit)
+
+
+def _counted(a: VariantAnswer, e: Estimate) -> str:
+    """What an exact headline counts, with its names where the result lists them; else empty."""
+    words = words_for(a.finding.audit)
+    if words.counted is None or a.result is None or a.finding.measure != a.result.headline:
+        return ""
+    names = a.result.settings.get(words.counted_in, ()) if e.value else ()
+    noun = words.counted[e.value != 1] + (f" ({listed(names)})" if names else "")
+    return f"{noun}, counted exactly" if e.confidence >= 1 else f"{noun}, {span(e)}"
+
+
+def reading(a: VariantAnswer) -> str:
+    """The reading that decided: "AUC 0.592 (0.514 to 0.671, chance 0.5)"."""
+    e, (unit, percent) = decisive(a).estimate, unit_of(a)
+    if e is None:
+        return ""
+    base = f", {a.against} {against(e, percent)}" if e.baseline else ""
+    value = f"{unit} {value_text(e.value, unit, percent)}".lstrip()
+    return f"{value} ({span(e, percent, unit)}{base})"
 
 
 def _corrected(a: VariantAnswer, e: Estimate) -> str:
@@ -178,7 +245,9 @@ def _corrected(a: VariantAnswer, e: Estimate) -> str:
     if test is None or e.baseline is None or a.finding.client is not None or a.finding.known:
         return ""
     beyond = not e.low <= e.baseline <= e.high
-    return "" if beyond == test.significant else f"corrected p {test.p_value:.2g}"
+    if beyond == test.significant:
+        return ""
+    return f"but p {test.p_value:.2g} over all tries"
 
 
 def granted(a: VariantAnswer) -> str:
@@ -234,13 +303,19 @@ def decisive(a: VariantAnswer) -> Decisive:
     return Decisive(test.decided, a.result.estimates[test.decided])
 
 
+def shown_reading(a: VariantAnswer, *, alike: bool) -> Decisive:
+    """The reading that a row shows: that which decided, if all in the row are `alike` in unit."""
+    return decisive(a) if alike else Decisive(a.finding.measure or "", a.finding.estimate)
+
+
 SPOKEN = {"area": "AUC", "epsilon": "epsilon", "share": ""}
 """First word of a measure's unit -> what stands before its number."""
 
 
-def unit_of(a: VariantAnswer) -> tuple[str, bool]:
-    """What stands before the number of an answer, and whether it is a percentage."""
-    measure = decisive(a).measure
+def unit_of(a: VariantAnswer, measure: str | None = None) -> tuple[str, bool]:
+    """What stands before the number of an answer, and whether it is a percentage; by default of
+    the measure that decided."""
+    measure = decisive(a).measure if measure is None else measure
     declared = facts_of(a.finding.audit).measure(measure)
     unit = "" if declared is None else declared.unit.partition(" ")[0]
     if measure == a.finding.measure:
@@ -248,12 +323,16 @@ def unit_of(a: VariantAnswer) -> tuple[str, bool]:
     return SPOKEN.get(unit, base_name(measure).replace("_", " ")), unit == "share"
 
 
-def span(e: Estimate, percent: bool = False) -> str:
+def value_text(value: float, unit: str = "", percent: bool = False) -> str:
+    """A number on the first page: whole percentages without decimals, areas with three."""
+    return f"{value:.3f}" if unit == SPOKEN["area"] else whole(number(value, percent))
+
+
+def span(e: Estimate, percent: bool = False, unit: str = "") -> str:
     """The interval without its level: "35.8 to 63.2 %"; "exact" for an exact value."""
-    if e.confidence >= 1:
-        exact = e.low == e.high
-        return "exact" if exact else f"{number(e.low, percent)} to {number(e.high, percent)}"
-    low, high = number(e.low, percent), number(e.high, percent)
+    if e.confidence >= 1 and e.low == e.high:
+        return "exact"
+    low, high = (value_text(v, unit, percent) for v in (e.low, e.high))
     return f"{low.removesuffix(' %')} to {high}"
 
 
@@ -266,10 +345,10 @@ def _costs(part: FederationOverview) -> tuple[CostRow, ...]:
         values = [number(e.value, name == "accuracy") for e in known]
         texts = [f"{v} ({span(e, name == 'accuracy')})" for v, e in zip(values, known, strict=True)]
         rows.append(CostRow(f"held-out {name}", tuple(texts), tuple(values)))
-    promised = [epsilon_of(c) for c in chapters]
+    promised = [epsilon_of(c, UNITS) for c in chapters]
     rows += [
         CostRow(
-            "epsilon",
+            EPSILON,
             tuple(text or "no promise" for text in promised),
             tuple(text.partition(" ")[0] or "none" for text in promised),
         ),
@@ -287,14 +366,21 @@ def utility_of(chapters: Sequence[Chapter]) -> str | None:
     return "accuracy" if "accuracy" in names else names[0] if names else None
 
 
-def epsilon_of(chapter: Chapter) -> str:
-    """The largest epsilon that a client was promised, with its unit; empty without one."""
+EPSILON = "epsilon promised"
+UNITS = {"example": "example (a record may have several)"}
+"""Unit of an epsilon -> its words below the matrix; others go by their names."""
+
+
+def epsilon_of(chapter: Chapter, units: Mapping[str, str] | None = None) -> str:
+    """The largest epsilon that a client was promised, with its unit; empty without one. `units`:
+    unit -> what it is called."""
     out = []
     for given in chapter.guarantees.values():
         known = [g for g in given.values() if isinstance(g, Mapping) and "epsilon" in g]
         if known:
             worst = max(known, key=lambda g: float(g["epsilon"]))
-            out.append(f"{float(worst['epsilon']):.3g} per {worst.get('unit', 'unit')}")
+            unit = str(worst.get("unit", "unit"))
+            out.append(f"{float(worst['epsilon']):.3g} per {(units or {}).get(unit, unit)}")
     return "; ".join(out)
 
 
@@ -308,7 +394,10 @@ def _trusted(chapter: Chapter) -> str:
 def _basis(chapter: Chapter) -> str:
     if not chapter.expected:
         return "not known"
-    return f"{chapter.arrived:,} of {chapter.expected:,}"
+    text = f"{chapter.arrived:,} of {chapter.expected:,}"
+    each, rest = divmod(chapter.expected, max(len(chapter.clients), 1))
+    even = chapter.clients and not rest and chapter.arrived == chapter.expected
+    return f"{text}, {each} per client" if even else text
 
 
 # -- clients --------------------------------------------------------------------------------------
@@ -323,21 +412,30 @@ def _exposed(part: FederationOverview, i: int) -> str:
             continue
         if a.finding.client is not None and a.finding.estimate is not None:
             text = number(a.finding.estimate.value, a.percent)
-            found.append((2.0, a.finding.client, f"{short_question(q)} {text}"))
+            found.append((2.0, a.finding.client, f"{text}, “{short_question(q)}”"))
             continue
         own = own_intervals(a.result)
         top = max(own.values(), default=0.0)
         tied = [name for name, way in own.items() if way == top]
-        if top > 0 and len(tied) < len(own):
-            shown = tied[0] if len(tied) == 1 else f"{tied[0]} and {len(tied) - 1} more"
-            found.append((top, shown, short_question(q)))
+        if top > 0 and len(tied) <= FEW and len(tied) < len(own) / 2:
+            value = client_text(a, a.result, tied[0])
+            found.append((top, listed(tied), f"{value}, “{short_question(q)}”"))
     if found:
         _, who, why = max(found, key=lambda f: f[0])
-        return f"{who}: “{why}”"
+        return f"{who}: {why}"
     leaks = any(
         (a := worst_of(q.answers[i])) and a.finding.verdict == "leak" for q in part.questions
     )
-    return "all alike" if leaks else "none stands out"
+    return "cannot be told apart" if leaks else "none stands out"
+
+
+def client_text(a: VariantAnswer, result: AuditResult, client: str) -> str:
+    """A client's own value of the headline and its interval, with the headline's unit."""
+    row, (unit, percent) = result.per_client[client], unit_of(a, result.headline)
+    found = (row.get(decision_for(result.audit).client_value), row.get("low"), row.get("high"))
+    known = [v for v in found if isinstance(v, int | float)]
+    value, low, high = (value_text(v, unit, percent) for v in known)
+    return f"{unit} {value} ({low.removesuffix(' %')} to {high})".lstrip()
 
 
 def own_intervals(result: AuditResult) -> dict[str, float]:
@@ -358,10 +456,10 @@ def own_intervals(result: AuditResult) -> dict[str, float]:
 
 
 def severity(a: VariantAnswer) -> tuple[float, ...]:
-    """Sort key, worst first: verdict, attacks before declarations, records before clients, then the
-    share of the way from chance to the most that is possible."""
+    """Sort key, worst first: verdict, gravity, what needs no attack, then the share of the way from
+    chance to the most that is possible."""
     f = a.finding
-    return ORDER[f.verdict], *consequence(f.audit), -f.known, -_way(a)
+    return ORDER[f.verdict], consequence(f.audit), -f.known, -_way(a)
 
 
 def _way(a: VariantAnswer) -> float:
@@ -414,7 +512,6 @@ def listed(texts: Sequence[str]) -> str:
 
 def _today(part: FederationOverview) -> str:
     every, leaks = _of_variant(part, 0), _leaks(part, 0)
-    attacks = [a for a in leaks if not facts_of(a.finding.audit).checks_declaration] or leaks
     if not leaks:
         unsure = sum(a.finding.verdict in OPEN for a in every)
         text = f"Today none of {len(every)} questions shows a leak"
@@ -422,9 +519,28 @@ def _today(part: FederationOverview) -> str:
     broken = [a for a in leaks if a.finding.verdict == "disagreement"]
     if broken:
         return f"Theory and measurement disagree: {broken[0].finding.statement}"
-    more = len(leaks) - len(attacks[:MOST_NAMED])
-    also = f"; {more} more leak{'s' if more > 1 else ''}." if more else "."
-    return f"Today {_who_can(attacks[:MOST_NAMED])}{also}"
+    named = _gravest(leaks)
+    more = [a for a in leaks if a not in named]
+    return f"Today {_who_can(named)}{_more(more)}."
+
+
+def _gravest(leaks: Sequence[VariantAnswer]) -> list[VariantAnswer]:
+    """The leaks that a sentence names: all if they are few, else the worst of every gravity."""
+    if len(leaks) <= MOST_NAMED + 1:
+        return list(leaks)
+    first: dict[int, VariantAnswer] = {}
+    for a in leaks:
+        first.setdefault(consequence(a.finding.audit), a)
+    return list(first.values())[:MOST_NAMED]
+
+
+def _more(leaks: Sequence[VariantAnswer]) -> str:
+    """Leaks that a sentence does not name, by who has them."""
+    if not leaks:
+        return ""
+    to = Counter(observer(a.finding.vantage) for a in leaks)
+    other = [f"{n} to {who}" for who, n in list(to.items())[1:]]
+    return ", ".join([f"; {len(leaks)} more leaks", *other])
 
 
 @dataclass(frozen=True)
@@ -482,14 +598,9 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
     named = f"“{part.variants[best.index]}”" + (f" (epsilon {eps})" if eps else "")
     left = []
     if best.leaks:
-        titles = [
-            f"“{short_question(_row_of(part, a))}”"
-            + (f" ({n})" if (n := _cell([a]).number) else "")
-            for a in best.leaks
-        ]
-        more = len(titles) - MOST_NAMED
-        titles[MOST_NAMED:] = [f"{more} more"] if more > 0 else []
-        left.append(f"it leaves {listed(titles)}")
+        titles = [_title(part, a) for a in best.leaks]
+        titles[1:] = [f"{len(titles) - 1} more"] if len(titles) > 2 else titles[1:]
+        left.append(f"leaks left: {listed(titles)}")
     else:
         left.append("no leak showed")
     for word, questions in (("unsure", best.unsure), ("not asked", best.unasked)):
@@ -497,15 +608,14 @@ def _alternative(part: FederationOverview, best: Alternative | None) -> str:
             left.append(f"{word}: {listed([f'“{text}”' for text in questions])}")
     left.append(cost_of(part, best.index) or "its cost is not known")
     # a protection that leaves a leak is no answer, and is not offered as one
-    lead = "No measured protection suffices. Nearest is" if best.leaks else "Best alternative is"
-    advice = next((a.finding.remedy for a in best.leaks if a.finding.remedy), "")
-    helps = f" May help there: {advice}." if advice else ""
-    return f"{lead} {named}: {'; '.join(left)}.{helps}"
+    enough = " (not enough)" if best.leaks else ""
+    return f"Now use {named}{enough}; {'; '.join(left)}; trust: {_trusted(chapter)}."
 
 
 def _title(part: FederationOverview, a: VariantAnswer) -> str:
     """The question of a leak, and its number."""
-    value = _cell([a]).number
+    cell = _cell(a, alike=one_unit(_row_of(part, a)))
+    value = f"{cell.unit} {cell.number}".strip()
     return f"“{short_question(_row_of(part, a))}”" + (f" ({value})" if value else "")
 
 
@@ -516,20 +626,22 @@ def cost_of(part: FederationOverview, i: int) -> str:
         return ""
     before, after = (part.chapters[k].utility[name].value for k in (0, i))
     shown = [number(v, name == "accuracy") for v in (before, after)]
+    now = f"{shown[1]} ({span(part.chapters[i].utility[name], name == 'accuracy')})"
     if shown[0] == shown[1]:
-        return f"{name} stays at {shown[0]}"
-    return f"{name} goes from {shown[0]} to {shown[1]}"
+        return f"{name} stays {now}"
+    return f"{name} {shown[0]} becomes {now}"
 
 
 def _worst(part: FederationOverview) -> list[WorstFinding]:
     """The worst findings of the first variant: leaks if there are any."""
     out = []
     for a in _leaks(part, 0) or _of_variant(part, 0):
-        cell = _cell([a])
+        cell = _cell(a, alike=True)
+        value = f"{cell.unit} {cell.number}".strip()
         if a.finding.verdict == "leak":
             counted = words_for(a.finding.audit).counted
             e = a.finding.estimate
-            many = f"{cell.number} {counted[e.value != 1]}" if counted and e else cell.number
+            many = f"{value} {counted[e.value != 1]}" if counted and e else value
             shown = ", ".join(t for t in (many, _chance(a)) if t)
             text = f"{_who_can([a])} ({shown})." if shown else f"{_who_can([a])}."
         elif a.finding.verdict == "disagreement":
@@ -538,8 +650,9 @@ def _worst(part: FederationOverview) -> list[WorstFinding]:
             missing = f"{a.finding.statement} {a.finding.remedy}".strip()
             text = f"{short_question(_row_of(part, a))} {missing}"
         else:
-            facts = f" {cell.number} ({cell.beside})" if cell.number else f" {cell.beside}"
-            text = f"{short_question(_row_of(part, a))}{facts}"
+            facts = ", ".join(filter(None, (value, cell.than)))
+            facts = f"{facts} ({cell.beside})" if facts else cell.beside
+            text = f"{short_question(_row_of(part, a))} {facts}"
         out.append(WorstFinding(a.finding.audit, a.finding.verdict, text))
     return out
 
@@ -567,25 +680,25 @@ def _next_step(part: FederationOverview, best: Alternative | None, place: str) -
     if base.folder is None:
         return None
     if any(a.finding.verdict == "disagreement" for a in left):
-        return NextStep("Check the recording first", _command("verify", _at(last, place)))
+        return NextStep("First, IT", _command("verify", _at(last, place)))
     if left and base.config:
         config = os.path.join(_at(base, place), "config.toml")
         return NextStep(
-            "Next, find a protection",
+            "Then, IT",
             _command("harden", config, "--limit", "verdict"),
         )
     if left:
         return NextStep(
-            "Next, ask the same of a secure sum",
+            "Then, IT",
             _command("audit", _at(base, place), "--as", "secure_sum"),
         )
     if unsure:
         return NextStep(
-            "Next, see what an answer takes",
+            "Then, IT",
             _command("power", _at(last, place), "--audit", unsure[0].finding.audit),
         )
     return NextStep(
-        "Next, write down limits for later runs",
+        "Then, IT",
         _command("gate", _at(last, place), "--init", "policy.toml"),
     )
 

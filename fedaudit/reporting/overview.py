@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedaudit.audits import facts_of
+from fedaudit.audits.facts import GRAVITIES
 from fedaudit.protections.declared import in_force
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import ORDER, against, interval, number, words_for
@@ -295,15 +296,13 @@ def by_federation(chapters: Sequence[Chapter]) -> list[FederationOverview]:
     return out
 
 
-def consequence(audit: str) -> tuple[bool, bool]:
-    """Sort key of audits whose verdicts are equally bad: attacks before checks of a declaration,
-    then records, which are about persons, before clients."""
-    facts = facts_of(audit)
-    return facts.checks_declaration, facts.concerns != "records"
+def consequence(audit: str) -> int:
+    """Sort key of audits whose verdicts are equally bad: the gravest first."""
+    return GRAVITIES.index(facts_of(audit).gravity)
 
 
 def _rank(q: QuestionRow) -> tuple[float, ...]:
-    return min((ORDER[a.finding.verdict] for a in q.all_answers), default=9), *consequence(q.audit)
+    return min((ORDER[a.finding.verdict] for a in q.all_answers), default=9), consequence(q.audit)
 
 
 def _question(audit: str, chapters: Sequence[Chapter]) -> QuestionRow:

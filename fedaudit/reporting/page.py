@@ -24,7 +24,7 @@ from pathlib import Path
 from fedaudit.reporting.cards import cards
 from fedaudit.reporting.chapter import Chapter, notices_of
 from fedaudit.reporting.environment import html
-from fedaudit.reporting.first_page import summarise
+from fedaudit.reporting.first_page import key_of, summarise
 from fedaudit.reporting.overview import by_federation, report_heading
 from fedaudit.reporting.promises import protected_chapters
 from fedaudit.reporting.rules import CALIBRATION, RULES, VERDICTS
@@ -60,6 +60,7 @@ def page(
     style, script = inlined("page.css")[0], inlined("page.js")[0]
     overviews = by_federation(chapters)
     asked = list(cards(overviews))
+    first = [summarise(part, place) for part in overviews]
     whole = (
         html()
         .get_template("page.html")
@@ -70,7 +71,8 @@ def page(
             heading=title or report_heading(overviews),
             notices=[*notices, *notices_of(chapters)],
             federations=overviews,
-            first=[summarise(part, place) for part in overviews],
+            first=first,
+            key=key_of(first),
             rules=list(RULES.values()),
             rule_ids=set(RULES),
             calibration=CALIBRATION,

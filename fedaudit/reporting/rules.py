@@ -177,25 +177,30 @@ UNMEASURED = {"failed": "F1", "blind": "U1", "nothing_to_say": "N2", "not_applic
 
 @dataclass(frozen=True)
 class Label:
-    """How a verdict is written: in full, and short for a terminal."""
+    """How a verdict is written: in full, short for a terminal, and what it means in the key."""
 
     words: str
     mark: str
     style: str
+    meaning: str
 
 
 VERDICTS: dict[Verdict, Label] = {
-    "disagreement": Label("theory and measurement disagree", "DISAGREE", "bold magenta"),
-    "leak": Label("leak", "LEAK", "bold red"),
-    "attributed": Label("attributed", "ATTRIBUTED", "bold red"),
-    "failed": Label("failed", "FAILED", "bold yellow"),
-    "nothing_to_say": Label("nothing to say", "nothing to say", "yellow"),
-    "unscored": Label("guess only", "guess only", "yellow"),
-    "no_evidence": Label("no evidence", "no evidence", "cyan"),
-    "not_applicable": Label("not applicable", "n/a", "dim"),
+    "disagreement": Label(
+        "theory and measurement disagree", "DISAGREE", "bold magenta", "one of them is wrong"
+    ),
+    "leak": Label("leak", "LEAK", "bold red", "beyond chance, over all tries"),
+    "attributed": Label("attributed", "ATTRIBUTED", "bold red", "marked records were traced"),
+    "failed": Label("failed", "FAILED", "bold yellow", "the test broke off"),
+    "nothing_to_say": Label("nothing to say", "nothing to say", "yellow", "too little data"),
+    "unscored": Label("guess only", "guess only", "yellow", "no truth to score it with"),
+    "no_evidence": Label(
+        "no evidence", "no evidence", "cyan", "not beyond chance; a leak may still exist"
+    ),
+    "not_applicable": Label("not applicable", "n/a", "dim", "what it asks about is not sent"),
 }
 """Worst first: what could not be said stands before "no evidence"."""
-KNOWN = Label("known outright", "KNOWN", "bold red")
+KNOWN = Label("known outright", "KNOWN", "bold red", "a leak without any attack")
 
 
 def label_of(finding: Finding) -> Label:

@@ -10,7 +10,7 @@ from html import escape
 from markupsafe import Markup
 
 from fedaudit.reporting.findings import against, interval, number
-from fedaudit.reporting.first_page import whole
+from fedaudit.reporting.first_page import value_text, whole
 from fedaudit.results import Estimate
 
 WIDTH, ROW, FOOT = 520, 42, 22
@@ -36,7 +36,8 @@ class ScaleRow:
 
     def number(self, value: float, percent: bool) -> str:
         """A number of this row; `percent`: whether the scale is in percent."""
-        shown = whole(number(value, percent if self.percent is None else self.percent))
+        percent = percent if self.percent is None else self.percent
+        shown = value_text(value, self.unit, percent)
         return f"{self.unit} {shown}".lstrip()
 
 

@@ -23,7 +23,7 @@ from fedaudit.data.shortage import Shortage
 from fedaudit.errors import TraceError, UsageError
 from fedaudit.files import Unreadable, read_object, write_atomically, writing
 from fedaudit.frames import Row, SvgFigure, Table, Tabular
-from fedaudit.protections.declared import in_force
+from fedaudit.protections.declared import in_force, trusted_of
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all
 from fedaudit.reporting.first_page import shown_place
@@ -155,7 +155,10 @@ def chapter_of(
         clients=tuple(clients_of(trace)),
         notices=_notices(trace, truth, results, config, given),
         data_notes=_short_of_records(truth),
-        trust={str(d.get("name", "?")): str(d.get("trust", "")) for d in trace.manifest.declared},
+        trust={
+            str(d.get("name", "?")): trusted_of(d, clients=len(clients_of(trace)))
+            for d in trace.manifest.declared
+        },
         cards={r.audit: card(r.audit) for r in results if r.audit in AUDITS},
         names={
             party: str(about["name"])

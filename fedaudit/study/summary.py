@@ -49,9 +49,10 @@ def summarise(
     )
     about_data = _data(trace, truth, config)
     lines = {"data": about_data} if about_data else {}
+    size = f"{count_of(len(clients), 'client')}, {count_of(len(trace.rounds), 'training round')}"
     lines |= {
-        "federation": f"{count_of(len(clients), 'client')}, {count_of(len(trace.rounds), 'round')}"
-        + (f", {how}" if how else ""),
+        "federation": size,
+        **({"aggregation": how} if how else {}),
         "arrived": ": ".join(
             filter(None, (rests_on(health.arrived, health.expected), health.round_by_round))
         ),
@@ -154,6 +155,7 @@ def _data(trace: Trace, truth: Truth | None, config: str) -> str:
         name = str(given["name"])
         known = BUILTIN.get(name) or SOURCES.get(name)
         text = f"{known.summary} ({name})" if known is not None and known.summary else name
+        text = f"demonstration data: {text}" if name in BUILTIN else text
     elif given.get("path"):
         text = Path(str(given["path"]).replace("\\", "/")).name
     else:

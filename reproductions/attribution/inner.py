@@ -30,22 +30,22 @@ PRETENDED = 30
 """Keys of pretended owners per federation."""
 
 LEAST_LEFT = 3
-"""Clients that a sum needs where a fifth drops out of every round."""
+"""Clients that a sum needs where clients drop out of every round."""
+
+
+def _dropping_out(share: float) -> Mapping[str, Any]:
+    secure = {"threshold": LEAST_LEFT, "dropout": share, "quorum": "threshold", "masks": "skipped"}
+    return {"protections": {"secure_aggregation": secure}}
+
 
 SETTINGS: dict[str, Mapping[str, Any]] = {
     "iid": {},
     "dirichlet 0.3": {"partition": {"kind": "dirichlet", "alpha": 0.3}},
-    "20 % drop out": {
-        "protections": {
-            "secure_aggregation": {
-                "threshold": LEAST_LEFT,
-                "dropout": 0.2,
-                "quorum": "threshold",
-                "masks": "skipped",
-            }
-        }
-    },
+    "20 % drop out": _dropping_out(0.2),
+    "50 % drop out": _dropping_out(0.5),
     "two holders of a key": {"marked": 4},
+    "20 clients, six marked": {"clients": 20, "marked": 6},
+    "50 clients, 15 marked": {"clients": 50, "marked": 15},
 }
 
 

@@ -114,6 +114,7 @@ def test_power_the_published_plan_leaks_and_the_updates_come_out(tmp_path):
     assert finding.verdict == "leak"
     assert finding.measure == "smallest_exposed_group"
     assert all(c["rounds_recoverable"] == 2 for c in result.per_client.values())
+    assert not any("record_set_naming" in note for note in result.notes)  # updates are told
     # M (1 + 2N) = 55 uploads a round on average, and the training aggregate
     assert np.mean([c["uploads_per_round"] for c in result.per_client.values()]) == 56
 
@@ -135,6 +136,7 @@ def test_null_partitions_above_the_threshold_are_no_leak(tmp_path):
     assert e["persistent_cosine"].value > 0.9
     assert e["guessed_cosine"].value > 0.9
     assert any("persist" in note for note in result.notes)
+    assert any("record_set_naming" in note for note in result.notes)
 
 
 def test_one_client_that_stands_alone_over_all_rounds_is_a_leak_and_named(tmp_path):

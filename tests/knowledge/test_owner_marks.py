@@ -1,6 +1,7 @@
 """Marks that an owner brings: found through sums like planted ones, and refused with a reason."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -70,6 +71,35 @@ def test_documents_alone_name_the_clients_that_were_given_them(run, tmp_path):
     assert found.findings[0].verdict == "attributed"
     command = (tmp_path / "out" / AUDITED).read_text(encoding="utf-8")
     assert "--marks marks" in command
+
+
+def test_a_trace_alone_names_the_same_clients_and_nothing_is_said_to_be_old(
+    run, tmp_path, monkeypatch
+):
+    """Software other than ours recorded it: no truth, no config, the model named by the user."""
+    shutil.copytree(run / "run" / "trace", tmp_path / "trace")
+    (tmp_path / "their_model.py").write_text(
+        "from torch import nn\n"
+        "def build():\n"
+        "    dense = nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)\n"
+        "    return nn.Sequential(nn.Flatten(), *dense)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    given = {"marks": run / "marks", "out": tmp_path / "out"}
+    found = audit(tmp_path / "trace", ["attribution"], model="their_model:build", **given)
+    (result,) = found.results
+    (beside,) = audit(run / "run", ["attribution"], **given | {"out": tmp_path / "run"}).results
+    assert result.status == "ok"
+    assert "detected" in beside.estimates
+    assert "detected" not in result.estimates
+    named = {name for name, row in result.per_client.items() if row["named"]}
+    assert named == {name for name, row in beside.per_client.items() if row["named"]}
+    assert not any("removed since" in notice for notice in found.chapter.notices)
+    owner = json.loads((tmp_path / "out" / "owner.json").read_text(encoding="utf-8"))
+    assert {tuple(c) for c in owner["attributions"][0]["clients"].values()} == {
+        ("named", "adjusted_p")
+    }
 
 
 def test_a_scheme_by_name_makes_the_same_documents(run, tmp_path):

@@ -17,7 +17,7 @@ from fedaudit.protections import (
     SecureSum,
     UpdateNoise,
 )
-from fedaudit.protections.declared import class_of, has_fact, in_force, noise_of
+from fedaudit.protections.declared import class_of, has_fact, in_force, noise_of, trusted_of
 from fedaudit.setup.catalogue import find
 
 
@@ -78,3 +78,16 @@ def test_a_users_own_sum_is_treated_as_a_secure_sum():
     assert "parameter" not in in_effect(own, {"parameter"})
     assert {"only_sums", "exact_afterwards"} <= in_force([own])
     assert "parameter" in in_effect(stored(UpdateNoise()), {"parameter"})
+
+
+@pytest.mark.parametrize(("clients", "most"), [(3, 0), (4, 1), (20, 6), (100, 33), (200, 10)])
+def test_trust_in_a_secure_sum_is_counted_for_the_clients_there_are(clients, most):
+    """Fewer than a third may collude, of more than 100 clients one in twenty."""
+    told = trusted_of(stored(SecureAggregation()), clients=clients)
+    assert told == f"the clients' keys; at most {most} of {clients} colluding"
+
+
+def test_other_software_and_other_protections_state_their_own_trust():
+    own = {"name": "secure_aggregation", "trust": "their keys"}
+    assert trusted_of(own, clients=4) == "their keys"
+    assert trusted_of(stored(DPSGD()), clients=4) == DPSGD.trust

@@ -271,7 +271,7 @@ def test_the_first_page_is_one_sheet_of_paper(visit):
 def test_first_pages_of_real_studies_are_one_sheet_and_short(visit, report):
     """Those of the gallery: among them the built-in study, the longest there is by default."""
     page = visit(report=report)
-    said = page.locator("h1, .sum h2, .today, .best, .step").all_inner_texts()
+    said = page.locator("h1, .sum h2, .today, .best").all_inner_texts()
     assert sum(len(text.split()) for text in said) <= 150
     assert len(page.locator("body").inner_text().split()) <= 1500
     page.evaluate("document.querySelectorAll('main > :not(#first)').forEach(e => e.remove())")
@@ -294,7 +294,7 @@ def test_on_a_phone_every_cell_names_its_protection(visit):
 
 def test_the_first_page_is_short(visit):
     page = visit()
-    said = page.locator("h1, .sum h2, .today, .best, .step").all_inner_texts()
+    said = page.locator("h1, .sum h2, .today, .best").all_inner_texts()
     assert sum(len(text.split()) for text in said) <= 150
 
 

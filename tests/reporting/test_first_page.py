@@ -10,7 +10,7 @@ from fedaudit.reporting.brief import LINES, WIDTH, brief
 from fedaudit.reporting.cards import cards
 from fedaudit.reporting.chapter import Chapter
 from fedaudit.reporting.findings import judge_all
-from fedaudit.reporting.first_page import best_alternative, shown_place, summarise
+from fedaudit.reporting.first_page import best_alternative, key_of, shown_place, summarise
 from fedaudit.reporting.overview import by_federation
 from fedaudit.reporting.rules import VERDICTS
 from fedaudit.results import AuditResult, Bound, Estimate, FamilyTest, Need
@@ -71,7 +71,7 @@ def test_of_as_many_leaks_the_weaker_is_nearer_whatever_it_costs():
     (part,) = by_federation([chapter("bare", [result(MEMBERS)]), strong, weak])
     assert part.variants[best_alternative(part).index] == "sums, noise"
     said = summarise(part, "run").alternative
-    assert "(0.6); accuracy goes from 90.0 % to 80.0 %" in said
+    assert "(0.6); accuracy 90.0 % becomes 80.0 % (75 to 85 %)" in said
 
 
 def test_what_a_stronger_server_reaches_is_not_called_solved():
@@ -128,14 +128,17 @@ def test_the_best_alternative_leaves_least_then_costs_least():
     best = best_alternative(part)
     assert part.variants[best.index] == "cheap"
     text = summarise(part).alternative
-    assert text == ("Best alternative is “cheap”: no leak showed; accuracy stays at 90.0 %.")
+    assert text == (
+        "Now use “cheap”; no leak showed; accuracy stays 90.0 % (85 to 95 %); "
+        "trust: all who see messages."
+    )
     (without,) = by_federation([base, half])
     short = facts_of(MEMBERS).words.short
     assert summarise(without).alternative.startswith(
-        f"No measured protection suffices. Nearest is “half”: it leaves “{short}” (0.9); accuracy"
+        f"Now use “half” (not enough); leaks left: “{short}” (0.9); accuracy"
     )
     (without,) = by_federation([base, half, dear])
-    assert "accuracy goes from 90.0 % to 70.0 %" in summarise(without).alternative
+    assert "accuracy 90.0 % becomes 70.0 %" in summarise(without).alternative
 
 
 def test_a_question_that_was_not_asked_is_not_a_leak_that_went_away():
@@ -157,7 +160,7 @@ def test_the_epsilon_is_that_of_the_neediest_client():
     noisy = chapter("noisy", [result(MEMBERS, QUIET)], guarantees=given)
     s = summed(chapter("bare", [result(MEMBERS)]), noisy)
     assert "(epsilon 8 per record)" in s.alternative
-    (row,) = [row for row in s.costs if row.label == "epsilon"]
+    (row,) = [row for row in s.costs if row.label == "epsilon promised"]
     assert row.texts == ("no promise", "8 per record")
 
 
@@ -170,9 +173,14 @@ def test_the_most_exposed_client_has_the_highest_own_interval():
     }
     s = summed(chapter("bare", [result(MEMBERS, per_client=own)]))
     (row,) = [row for row in s.costs if row.label == "most exposed client"]
-    assert row.texts == (f"client 1: “{facts_of(MEMBERS).words.short}”",)
+    assert row.texts == (f"client 1: 0.9 (0.8 to 1), “{facts_of(MEMBERS).words.short}”",)
     (row,) = [row for row in s.costs if row.label == "updates received"]
     assert row.texts == ("20 of 20",)
+    alike = {f"client {i}": own["client 1"] for i in range(4)}
+    s = summed(chapter("bare", [result(MEMBERS, per_client=own | alike)], clients=sorted(alike)))
+    texts = {row.label: row.texts for row in s.costs}
+    assert texts["most exposed client"] == ("cannot be told apart",)
+    assert texts["updates received"] == ("20 of 20, 5 per client",)
 
 
 def test_next_is_the_step_that_the_findings_ask_for():
@@ -249,13 +257,6 @@ def test_few_questions_are_a_matrix_in_the_terminal(asked):
     assert not any("see the report" in line for line in text)
 
 
-def test_costs_that_are_alike_share_one_cell():
-    s = summed(chapter("bare", [result(MEMBERS)]), chapter("noise", [result(MEMBERS)], 0.8))
-    cells = {row.label: row.cells for row in s.costs}
-    assert cells["updates received"] == (("20 of 20", 2),)
-    assert [n for _, n in cells["held-out accuracy"]] == [1, 1]
-
-
 def unsettled(audit, status):
     need = Need(code="too_few_records", what="too few records")
     return replace(silent(audit), status=status, need=need)
@@ -319,8 +320,8 @@ def test_leaks_about_records_are_named_before_leaks_about_clients():
     rows = [result("coverage"), result(LINKS, (1.0, 0.99, 1.0)), result(MEMBERS)]
     s = summed(chapter("bare", rows))
     assert [row.audit for row in s.rows] == [MEMBERS, LINKS, "coverage"]
-    who = [facts_of(a).words.learns for a in (MEMBERS, LINKS)]
-    assert s.today == f"Today the server can {who[0]} and {who[1]}; 1 more leak."
+    who = [facts_of(a).words.learns for a in (MEMBERS, LINKS, "coverage")]
+    assert s.today == f"Today the server can {who[0]}, {who[1]} and {who[2]}."
     assert [f.audit for f in s.worst] == [MEMBERS, LINKS, "coverage"]
 
 
@@ -343,23 +344,23 @@ def test_numbers_say_what_they_are():
         "epsilon", headline="epsilon", estimates={"epsilon": least}, bounds={"declared": bound}
     )
     cells = {
-        row.audit: (row.cells[0].number, row.cells[0].beside)
+        row.audit: (row.cells[0].text, row.cells[0].beside)
         for row in summed(chapter("bare", [ranked, linked, kept])).rows
     }
     assert cells == {
-        MEMBERS: ("AUC 0.7", "0.6 to 0.8, chance 0.5"),
-        LINKS: ("70 %", "60 to 80 %, chance 50 %"),
-        "epsilon": ("", "epsilon at least 0.4, at most 8 by the declaration"),
+        MEMBERS: ("leak AUC 0.700", "0.600 to 0.800, chance 0.5"),
+        LINKS: ("leak 70 %", "60 to 80 %, chance 50 %"),
+        "epsilon": ("no evidence", "epsilon at least 0.4, at most 8 by the declaration"),
     }
 
 
 @pytest.mark.parametrize(
     ("p", "low", "shown"),
     [
-        (0.2, 0.6, "0.6 to 0.8, chance 0.5, corrected p 0.2"),
-        (0.01, 0.4, "0.4 to 0.8, chance 0.5, corrected p 0.01"),
-        (0.01, 0.6, "0.6 to 0.8, chance 0.5"),
-        (0.2, 0.4, "0.4 to 0.8, chance 0.5"),
+        (0.2, 0.6, "0.600 to 0.800, but p 0.2 over all tries"),
+        (0.01, 0.4, "0.400 to 0.800, chance 0.5, but p 0.01 over all tries"),
+        (0.01, 0.6, "0.600 to 0.800, chance 0.5"),
+        (0.2, 0.4, "0.400 to 0.800"),
     ],
 )
 def test_a_verdict_that_an_interval_contradicts_says_what_decided(p, low, shown):
@@ -368,3 +369,67 @@ def test_a_verdict_that_an_interval_contradicts_says_what_decided(p, low, shown)
     ranked = result(MEMBERS, headline="membership_auc", estimates={"membership_auc": e}, test=test)
     (row,) = summed(chapter("bare", [ranked])).rows
     assert row.cells[0].beside == shown
+
+
+def test_a_row_has_one_unit_and_names_another_reading_that_decided():
+    """A share beside an area would read as if the leak had shrunk."""
+    share = Estimate(value=0.55, low=0.48, high=0.62, n=40, baseline=0.5)
+    area = replace(share, value=0.59, low=0.51, high=0.67)
+    crafted = {"headline": "success", "estimates": {"success": share, "auc": area}}
+    test = FamilyTest(adjusted={"success": 0.2, "auc": 0.01}, decided="auc", level=0.025)
+    sure = replace(share, value=1.0, low=0.99, high=1.0)
+    bare = result("active_membership", headline="success", estimates={"success": sure})
+    noisy = result("active_membership", **crafted, test=test)
+    (row,) = summed(chapter("bare", [bare]), chapter("noisy", [noisy])).rows
+    assert [c.text for c in row.cells] == ["leak 100 %", "leak 55 %"]
+    decided = "decided by AUC 0.590 (0.510 to 0.670, chance 0.5)"
+    assert row.cells[1].beside == f"48 to 62 %, chance 50 %, {decided}"
+    (alone,) = summed(chapter("noisy", [noisy])).rows
+    assert alone.cells[0].text == "leak AUC 0.590"
+    (card,) = cards(by_federation([chapter("bare", [bare]), chapter("noisy", [noisy])]))
+    assert [drawn.estimate for drawn in card.parts[0].rows] == [sure, share]
+    assert f"“noisy”: {decided}." in card.parts[0].lines
+
+
+def test_no_evidence_stands_beside_what_it_is_no_more_than():
+    e = Estimate(value=0.24, low=0.17, high=0.32, n=40, baseline=0.18)
+    named = {"headline": "rebuilt", "estimates": {"rebuilt": e}, "detectable": 0.3}
+    none = Estimate(value=0.0, low=0.0, high=0.0, n=40, confidence=1.0, baseline=0.0)
+    kinds = {"headline": "kinds", "estimates": {"kinds": none}, "detectable": 1.0}
+    rows = [result("reconstruction", **named), result("coverage", **kinds)]
+    cells = [(row.cells[0].text, row.cells[0].beside) for row in summed(chapter("b", rows)).rows]
+    assert cells == [
+        ("no evidence: 24 %, unused records 18 %", "17 to 32 %"),
+        ("no evidence: none found", "0 kinds of data, counted exactly"),
+    ]
+
+
+def test_what_was_counted_is_named_where_the_result_lists_it():
+    two = Estimate(value=2.0, low=2.0, high=2.0, n=40, confidence=1.0, baseline=0.0)
+    kinds = {"headline": "kinds", "estimates": {"kinds": two}, "settings": {"kinds": ["a", "b"]}}
+    (row,) = summed(chapter("bare", [result("coverage", **kinds)])).rows
+    assert row.cells[0].text == "leak 2"
+    assert row.cells[0].beside == "kinds of data (a and b), counted exactly"
+
+
+def test_the_gravest_leaks_are_named_and_the_others_counted_by_who_has_them():
+    seen = [result(a, vantage="wiretap") for a in ("topology_inference", "coverage")]
+    server = [result(a) for a in (LINKS, "reidentification", MEMBERS, "reconstruction")]
+    s = summed(chapter("bare", [*server, *seen]))
+    rebuilt, told, *_, last = [row.audit for row in s.rows]
+    assert (rebuilt, told, last) == ("reconstruction", MEMBERS, "coverage")
+    assert s.today.endswith("; 3 more leaks, 2 to whoever reads all messages.")
+
+
+def test_the_key_holds_the_words_of_the_matrix_and_no_others():
+    s = summed(chapter("bare", [result(MEMBERS), result(LINKS, QUIET)]))
+    assert [k.words for k in key_of([s])] == ["leak", "no evidence"]
+    other = summed(chapter("bare", [result(MEMBERS)]), chapter("sums", [silent(MEMBERS)]))
+    assert [k.words for k in key_of([s, other])] == ["leak", "no evidence", "not applicable"]
+
+
+def test_a_card_counts_the_columns_of_the_matrix():
+    known = result(LINKS, (1.0, 1.0, 1.0), known=True)
+    every = [chapter("bare", [known]), chapter("shuffled", [result(LINKS)]), chapter("sums", [])]
+    (card,) = cards(by_federation(every))
+    assert f"{card.words} {card.tally}" == "known outright in 1, leak in 1 of 3 columns"

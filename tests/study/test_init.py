@@ -15,6 +15,7 @@ from fedaudit.setup.config import load
 from fedaudit.setup.toml import to_toml
 from fedaudit.study import run as run_one
 from fedaudit.study import study
+from fedaudit.study.forecast import estimate_cost
 from fedaudit.study.init import init
 
 RNG = np.random.default_rng(3)
@@ -155,14 +156,16 @@ def test_the_columns_of_a_table_are_told_apart(tmp_path):
 
 
 def test_the_columns_of_a_comparison_ask_about_the_same_attack(tmp_path):
-    """`auto` plays another game behind noise than without: the row would not compare."""
+    """One adversary for the whole row, and it plants in the federation's own model everywhere."""
     config = tmp_path / "c.toml"
     init(hospital_table(tmp_path), config)
     text = config.read_text()
-    assert tomllib.loads(text)["audits"]["active_membership"]["adversary"] == "fc"
     variants = study.plan([config])
     assert len(variants) == 3
-    assert {v.config.audits["active_membership"].adversary for v in variants} == {"fc"}
+    assert {v.config.audits["active_membership"].adversary for v in variants} == {"auto"}
+    parts = [estimate_cost(v.config) for v in variants]
+    stages = [s for p in parts for s in p.stages if s.name == "active_membership"]
+    assert [s.missing for s in stages] == [None] * 3
     # what is off says so in lines that an editor shows whole
     assert "Off:" in text
     assert max(map(len, text.splitlines())) <= 120

@@ -18,7 +18,7 @@ ANY_ARCHITECTURE = "success_any_architecture"
 ADJUSTED_P = "adjusted_p"
 
 FACTS = AuditFacts(
-    concerns="records",
+    gravity="named",
     measures=(
         Measure(
             "success",
@@ -77,7 +77,7 @@ FACTS = AuditFacts(
     ),
     words=Words(
         short="Record used? (crafted model)",
-        learns="tell with crafted models whether a record was used",
+        learns="tell with crafted models which records were used",
         measure="games that the server decided correctly, members and non-members",
         leak="With planted weights the server is right in {value} of games (chance {baseline}): "
         "one answer reveals whether a record is in a client's data. What it takes: {first}.",

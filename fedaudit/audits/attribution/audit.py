@@ -222,6 +222,7 @@ class Attribution(Audit):
         if not rows:
             raise no_estimates(found.ledgers)
         each = [*rows.values()]
+        decision = template.decide(each, keys, self.error)
         return AttributionGuess(
             **found.about(view, [*rows]),
             keys=keys,
@@ -229,14 +230,13 @@ class Attribution(Audit):
             scores=tuple(r.values for r in each),
             published=None,
             parts=template.parts(each, keys),
-            decision=template.decide(each, keys, self.error),
+            decision=decision,
             sequential=template.sequential(each, keys, self.error),
             reading=reading,
             notes=(
                 *notes,
                 *omission_notes([*rows], found.asked_in, 0),
-                f"p-values are Student's, from {each[0].values.shape[1] - keys} unused keys: their "
-                "statistics are taken to be about normal",
+                template.tail_note(decision, keys, self.error),
                 *_seldom(found),
             ),
             by_template=True,

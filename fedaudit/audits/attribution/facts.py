@@ -96,6 +96,7 @@ FACTS = AuditFacts(
         Column("key", words="the tested mark"),
         Column("marked", words="1: it trained on marked records"),
     ),
+    needs_truth=False,  # naming needs none; with a truth, hits and false alarms are counted too
     for_owner=("named", "adjusted_p"),
     under_client_noise="Client-level privacy and attribution exclude each other: with noise on "
     "inner products, of 30 marked clients in ten rounds 0 were found at epsilon 32, 6 at 64 and 20 "

@@ -22,6 +22,7 @@ some keys by chance. `Mixture` measures how much, on unused keys, and weighs rou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -255,6 +256,20 @@ def smallest_named(testable: Bools, keys: int, unused: int, error: float) -> Flo
 
     level = first_step(error, int(testable.sum()), keys)
     return np.where(testable, -float(stdtrit(unused - 1, level)), np.inf)
+
+
+def tail_note(decision: NamingDecision, keys: int, error: float) -> str:
+    """How far p-values reach beyond the unused keys, and how many keys would make them ranks."""
+    unused = decision.p_values.unused
+    level = first_step(error, int(decision.testable.sum()), keys)
+    ranks = math.ceil(1 / level) - 1  # 1 / (U + 1) is the smallest p-value of a rank
+    note = f"p-values are Student's, from {unused} unused keys"
+    if ranks <= unused:
+        return note
+    return (
+        f"{note}: their statistics are taken to be about normal down to p = {level:.1g}, the first "
+        f"step of Holm; {ranks:,} keys would need no such assumption"
+    )
 
 
 def sequential(rows: Sequence[TemplateRows], keys: int, error: float) -> Sequential:

@@ -82,7 +82,7 @@ FACTS = AuditFacts(
     # to measure some of what was declared is no fault
     decision=Decision(found="no_evidence", bounds_error="false_alarms"),
     words=Words(
-        short="Declared epsilon kept?",
+        short="Declared epsilon broken?",
         learns="learn more than the declared epsilon allows",
         measure="epsilon measured, at least",
         leak="{first}.",

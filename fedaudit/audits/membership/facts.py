@@ -35,7 +35,7 @@ READINGS = {
 """Attack and its words, the qualifier of its AUC; the first that a view allows is the headline."""
 
 FACTS = AuditFacts(
-    concerns="records",
+    gravity="named",
     measures=(
         Measure(
             HEADLINE,
@@ -85,7 +85,6 @@ FACTS = AuditFacts(
         CurveDrawing(
             curve="most exposed records",
             kind="none",
-            axes=("client", "record"),
             words="Training records with the most evidence.",
         ),
     ),

@@ -449,6 +449,11 @@ def _notes(guess: PlanGuess, worst: int) -> tuple[str, ...]:
             f"if updates persist over the {len(guess.plans)} rounds: rank {together.rank} of "
             f"{clients}, {count_of(len(together.recoverable), 'client')} can be estimated alone"
         )
+    if plan.rank > 1 and not plan.recoverable and not guess.alone:
+        notes.append(
+            "this is about updates: sums over parts of the clients can still name who trained on "
+            "given records, which record_set_naming measures"
+        )
     if guess.scalars is not None:
         notes += guess.scalars.notes
     if guess.refused:

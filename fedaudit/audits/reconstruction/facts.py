@@ -25,7 +25,7 @@ PLACED = "tokens_in_place"
 ADJUSTED_P = "adjusted_p"
 
 FACTS = AuditFacts(
-    concerns="records",
+    gravity="rebuilt",
     measures=(
         Measure(
             REBUILT,
@@ -146,7 +146,7 @@ FACTS = AuditFacts(
     },
     words=Words(
         short="Records rebuilt?",
-        learns="rebuild {value} of the records",
+        learns="rebuild {value} of records",
         measure="training records that can be rebuilt",
         leak="{value} of training records can be rebuilt from what was sent ({baseline} of records "
         "that nobody trained on).",

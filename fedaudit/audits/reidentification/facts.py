@@ -91,7 +91,7 @@ FACTS = AuditFacts(
     ),
     words=Words(
         short="Who sent an update?",
-        learns="name the sender of each update",
+        learns="name each update's sender",
         measure="anonymous rows whose sender was named correctly",
         leak="{value} of anonymous rows were given their sender's name (chance {baseline}), by "
         "whoever holds a few records of every site.",

@@ -36,7 +36,7 @@ BY_LINKAGE = "paths found by linkage"
 PROXY = "mean of phi(<H(0), u>)"
 
 FACTS = AuditFacts(
-    concerns="records",
+    gravity="named",
     measures=(
         Measure(
             "membership_auc",
@@ -207,7 +207,7 @@ FACTS = AuditFacts(
     ),
     words=Words(
         short="Record used? (from updates)",
-        learns="partly tell from updates which records were used",
+        learns="partly tell which records were used",
         measure="area under the ROC curve of the membership attack",
         leak="An attack on the recorded rounds tells a client's training records from matched "
         "others with AUC {value} (chance {baseline}).",

@@ -27,6 +27,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,9 @@ class Client:
         random: Random = os.urandom,
         draw: Random | None = None,
     ) -> None:
-        self.number = wire.check_number(number)
+        self.number, run = wire.check_number(number), wire.check_run(run)
+        if ledger.number != self.number:
+            raise malformed("the ledger is another client's", str(number), ledger.number)
         self.run, self.round_number, self.training = run, round_number, training
         self.rules, self.ledger = rules, ledger
         self._identity, self._directory = identity, directory
@@ -139,6 +142,7 @@ class Client:
         self._mask_key, self._seed, self._channel = (random(KEY_BYTES) for _ in range(3))
         self._retry_key = wire.fingerprint("retry", self._seed)
         self._done: dict[str, tuple[bytes, bytes]] = {}
+        self._lock = RLock()  # a retry may come while the first request is at work
         self._roster: wire.Roster | None = None
         self._holders: dict[int, wire.Record] = {}  # who holds shares of this client's secrets
         self._held: dict[int, bytes] = {}  # owner -> its two shares
@@ -238,15 +242,16 @@ class Client:
     def _once(self, step: str, request: bytes, work: Callable[[], bytes]) -> bytes:
         """The step's answer: made now, or as before for the same request."""
         digest = wire.fingerprint("request", _bytes(request))
-        if step in self._done:
-            before, answer = self._done[step]
-            if before != digest:
-                raise _order(step, "the same request again", "another one")
+        with self._lock:
+            if step in self._done:
+                before, answer = self._done[step]
+                if before != digest:
+                    raise _order(step, "the same request again", "another one")
+                return answer
+            self._in_order(step)
+            answer = work()
+            self._done[step] = digest, answer
             return answer
-        self._in_order(step)
-        answer = work()
-        self._done[step] = digest, answer
-        return answer
 
     def _begin(self, step: str, request: bytes, **more: Any) -> None:
         """Write a step into the ledger before its answer exists."""
@@ -385,7 +390,7 @@ class Client:
     def _check_vector(self, vector: RingVector) -> None:
         terms = self._shown().terms
         dtype, size = ring_dtype(terms.bits), terms.length
-        array = isinstance(vector, np.ndarray)
+        array = isinstance(vector, np.ndarray) and not isinstance(vector, np.ma.MaskedArray)
         if not array or vector.dtype != dtype or vector.shape != (size,):
             got = f"{vector.dtype} {vector.shape}" if array else type(vector).__name__
             raise malformed(

@@ -191,6 +191,15 @@ class SecureAggregation(ScalarSettings, Hook):
         step = RingQuantiser(float(declared["bound"]), clients, bits).step
         return AddedNoise("rounding", 1.0 / math.sqrt(12.0), step)
 
+    @classmethod
+    def trusted(cls, declared: Mapping[str, Any], *, clients: int) -> str:
+        """As `trust`, counted for so many clients; other software states its own."""
+        if "masks" not in declared:
+            return super().trusted(declared, clients=clients)
+        complete = clients <= COMPLETE_UP_TO
+        most = (clients - 1) // 3 if complete else clients - Neighbours().honest(clients)
+        return f"the clients' keys; at most {most} of {clients} colluding"
+
     @property
     def subset_sums(self) -> bool:
         return self.plan != "none"

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from fedaudit.errors import UsageError
+from fedaudit.errors import IntegrityError, UsageError
 from fedaudit.files import read_object, write_atomically
 from fedaudit.protections.secure_aggregation.refusals import Forged, malformed
 
@@ -31,6 +31,10 @@ X25519_PRIME = 2**255 - 19
 AGGREGATOR_NUMBER = -1
 """The aggregator's place in a directory."""
 _CONTEXT = b"fedaudit secure aggregation 2|"
+_SIGN_BIT = 2**255
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL_ORDER = {0, 1, _ORDER_8, *(X25519_PRIME + n for n in (-_ORDER_8, -1, 0, 1))}
+"""Heights of the eight points whose signatures anybody can make, in all forms below 2^255."""
 
 
 class TrustOnFirstUse(UserWarning):
@@ -42,6 +46,15 @@ class Identity:
     """A party's signing key. Keep `secret` (32 bytes) where only this party can read it."""
 
     secret: bytes
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.secret, bytes) or len(self.secret) != KEY_BYTES:
+            raise UsageError(
+                "a secret key is unusable",
+                expected=f"{KEY_BYTES} bytes",
+                got=f"{type(self.secret).__name__} of another length or kind",
+                remedy="make keys with Identity.new()",
+            )
 
     @classmethod
     def new(cls, random: Random = os.urandom) -> Self:
@@ -80,6 +93,15 @@ class Directory:
         self._open = known is None
         self._path = None if path is None else Path(path)
         self._keys = dict(known or {})
+        if self._open and self._path is not None and self._path.exists():
+            self._keys = _pinned(self._path)
+        if not all(map(usable, self._keys.values())):
+            raise UsageError(
+                "a public key of the directory is unusable",
+                expected=f"{KEY_BYTES} bytes of an Ed25519 key of full order",
+                got="another length, or a key whose signatures anybody can make",
+                remedy="make keys with Identity.new()",
+            )
         if len(set(self._keys.values())) < len(self._keys):
             raise UsageError(
                 "two parties of the directory have the same public key",
@@ -87,9 +109,6 @@ class Directory:
                 got=f"{len(self._keys)} parties, {len(set(self._keys.values()))} keys",
                 remedy="make a key for each with Identity.new()",
             )
-        if self._open and self._path is not None and self._path.exists():
-            stored = read_object(self._path)
-            self._keys = {int(n): bytes.fromhex(key) for n, key in stored.items()}
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -131,12 +150,35 @@ class Directory:
             )
 
 
+def _pinned(path: Path) -> dict[int, bytes]:
+    """The keys that an earlier run took on trust."""
+    try:
+        return {int(n): bytes.fromhex(key) for n, key in read_object(path).items()}
+    except (ValueError, TypeError) as error:
+        raise IntegrityError(
+            f"{path} is not a file of pinned keys",
+            expected="number: key in hex",
+            got=str(error),
+            remedy="restore the file, or give a Directory of all public keys",
+        ) from None
+
+
+def usable(public: object) -> bool:
+    """Whether these are the bytes of a key that can only sign with its secret."""
+    if not isinstance(public, bytes) or len(public) != KEY_BYTES:
+        return False
+    return int.from_bytes(public, "little") % _SIGN_BIT not in _SMALL_ORDER
+
+
 @lru_cache(maxsize=4096)
 def verify(public: bytes, signature: bytes, purpose: str, content: bytes) -> bool:
     """Whether this identity signed this content for this purpose.
 
-    Answers are kept: where one process plays all clients, each signature is checked once.
+    Answers are kept: where one process plays all clients, each signature is checked once. A key of
+    small order signs nothing: the library takes one signature of it for every content.
     """
+    if not usable(public):
+        return False
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

@@ -46,7 +46,7 @@ from fedaudit.protections.secure_aggregation.refusals import (
     QueryRefused,
 )
 from fedaudit.protections.secure_aggregation.ring import RingVector
-from fedaudit.settings import Share, Whole, checked
+from fedaudit.settings import AtLeastTwo, Share, Whole, checked, require
 from fedaudit.stats.count_sketch import CountSketch
 from fedaudit.stats.query_algebra import smallest_support
 
@@ -177,6 +177,7 @@ class ClientLedger:
         only_final: bool = False,
         measured: bool = True,
     ) -> None:
+        require(AtLeastTwo, remedy="threshold = 5", threshold=threshold)
         self.number, self.threshold = number, threshold
         self.budget, self.isolating, self.only_final = budget, isolating, only_final
         self.measured = measured
@@ -419,7 +420,16 @@ class ClientLedger:
     def _locked(self, path: Path) -> Iterator[int]:
         """The file, open, and this process alone at it."""
         new = not path.exists()
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        made = 0 if self._read_up_to else os.O_CREAT  # one that is gone is not begun anew
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | made | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise LedgerUnwritten(
+                "the client's ledger cannot be opened: nothing leaves this client",
+                expected="a file that this client can write",
+                got=str(error),
+                remedy="make the folder, or mend its rights, then repeat the step",
+            ) from error
         try:
             lock_file(descriptor)
             if new:
@@ -446,6 +456,13 @@ class ClientLedger:
 
     def _read(self, path: Path, descriptor: int) -> None:
         """Entries that were added since; drops a line that was torn while it was written."""
+        if os.fstat(descriptor).st_size < self._read_up_to:
+            raise IntegrityError(
+                f"{path} has lost entries that this client wrote",
+                expected=f"at least {self._read_up_to} bytes",
+                got=f"{os.fstat(descriptor).st_size} bytes",
+                remedy="restore the file; without it this client must not answer in this round",
+            )
         os.lseek(descriptor, self._read_up_to, os.SEEK_SET)
         content = b"".join(iter(lambda: os.read(descriptor, 1 << 20), b""))
         whole = content[: content.rfind(b"\n") + 1]

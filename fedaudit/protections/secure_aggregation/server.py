@@ -7,7 +7,11 @@ is accepted silently (a retry), another one refused. The transport says who a cl
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
+from threading import RLock
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -40,6 +44,8 @@ from fedaudit.protections.secure_aggregation.refusals import (
 from fedaudit.protections.secure_aggregation.ring import RingVector, add_streams, ring_dtype
 from fedaudit.settings import AtLeastTwo, Count, Whole, checked
 
+P = ParamSpec("P")
+T = TypeVar("T")
 PHASES = ("keys", "shares", "uploads", "views", "shares revealed", "closed")
 
 
@@ -89,12 +95,25 @@ class RunPlan:
         )
 
 
+def _alone(
+    step: Callable[Concatenate[Server, P], T],
+) -> Callable[Concatenate[Server, P], T]:
+    """The step, one at a time: a retry that comes while its vector is being added counts once."""
+
+    @wraps(step)
+    def locked(self: Server, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._lock:
+            return step(self, *args, **kwargs)
+
+    return locked
+
+
 class Server:
     """The server in one run; `masked` is the masked sum until `open` removes the masks."""
 
     def __init__(self, plan: RunPlan, *, identity: Identity, directory: Directory) -> None:
         self.plan, self._identity, self._directory = plan, identity, directory
-        self.phase = PHASES[0]
+        self.phase, self._lock = PHASES[0], RLock()
         self.graph: Graph | None = None
         self.roster: wire.Roster | None = None
         self._records: dict[int, wire.Record] = {}
@@ -118,6 +137,7 @@ class Server:
 
     # -- 1 keys ----------------------------------------------------------------------------------
 
+    @_alone
     def enrol(self, number: int, message: bytes) -> None:
         if self._repeated("keys", number, message):
             return
@@ -134,6 +154,7 @@ class Server:
         self._records[number] = record
         self._remember("keys", number, message)
 
+    @_alone
     def roster_message(self) -> bytes:
         """Close enrolment: terms and records, signed."""
         if self.roster is None:
@@ -149,6 +170,7 @@ class Server:
 
     # -- 2 shares --------------------------------------------------------------------------------
 
+    @_alone
     def accept_shares(self, number: int, message: bytes) -> None:
         if self._repeated("shares", number, message):
             return
@@ -164,6 +186,7 @@ class Server:
         self._shares[number] = shares
         self._remember("shares", number, message)
 
+    @_alone
     def inbox(self, number: int) -> bytes:
         """Close sharing: who shared, and what was sealed for this client."""
         self._known(number, self._shares)
@@ -183,6 +206,7 @@ class Server:
 
     # -- 3 masked vectors ------------------------------------------------------------------------
 
+    @_alone
     def accept_upload(self, number: int, message: bytes) -> None:
         if self._repeated("uploads", number, message):
             return
@@ -195,6 +219,7 @@ class Server:
         self._inside.add(number)
         self._remember("uploads", number, message)
 
+    @_alone
     def uploads_message(self) -> bytes:
         """Close uploads: the signed list of those who uploaded."""
         if not self._uploads:
@@ -207,6 +232,7 @@ class Server:
 
     # -- 4 signatures of the list ----------------------------------------------------------------
 
+    @_alone
     def accept_view(self, number: int, message: bytes) -> None:
         if self._repeated("views", number, message):
             return
@@ -221,6 +247,7 @@ class Server:
         self._views[number] = message
         self._remember("views", number, message)
 
+    @_alone
     def views(self, number: int) -> bytes:
         """Close signing: the signatures of this client's holders, as many as it needs."""
         self._known(number, self._inside)
@@ -233,6 +260,7 @@ class Server:
 
     # -- 5 shares that remove masks --------------------------------------------------------------
 
+    @_alone
     def accept_reveal(self, number: int, message: bytes) -> None:
         if self._repeated("shares revealed", number, message):
             return
@@ -260,6 +288,7 @@ class Server:
         assert self.roster is not None
         return self.roster.context
 
+    @_alone
     def open(self) -> RingVector:
         """The sum (d,) over clients that uploaded."""
         if self._total is None:

@@ -18,6 +18,7 @@ altered on its way is refused and not added up.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -112,6 +113,13 @@ def check_number(number: object) -> int:
     return int(number)  # type: ignore[call-overload]
 
 
+def check_run(run: object) -> str:
+    """A run's label: 16 to 64 hex digits."""
+    if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16,64}", run):
+        raise malformed("the label of a run is out of range", "16 to 64 hex digits", repr(run)[:40])
+    return run
+
+
 def bitmap(inside: Iterable[int], numbers: Sequence[int]) -> bytes:
     """One bit per client of the roster."""
     chosen = set(inside)
@@ -153,10 +161,10 @@ class RunTerms:
     def __post_init__(self) -> None:
         whole = (self.round, self.threshold, self.neighbours, self.quorum, self.length, self.bits)
         numbers = all(type(v) is int and 0 <= v < 2**63 for v in whole)
-        lists = all(type(c) is int and c >= 0 for members in self.others for c in members)
-        run = isinstance(self.run, str) and len(self.run) >= 16
+        lists = all(type(c) is int and 0 <= c < 2**63 for members in self.others for c in members)
+        check_run(self.run)
         fits = numbers and self.bits in (32, 64) and self.threshold >= 2 and self.length >= 1
-        if not (run and fits and lists and type(self.final) is bool and type(self.about) is str):
+        if not (fits and lists and type(self.final) is bool and type(self.about) is str):
             raise malformed("the terms of a run are out of range", "see RunTerms", repr(self)[:200])
 
     def to_bytes(self) -> bytes:

@@ -243,6 +243,25 @@ def test_partial_participation_is_read_by_the_rounds_a_client_was_in(tmp_path):
     assert len(result.per_client) == 12
 
 
+def test_clients_who_miss_half_of_the_rounds_are_counted_and_nobody_else_is_named(tmp_path):
+    protection = GROUPS | {"threshold": 3, "dropout": 0.5, "quorum": "threshold", "plan": "cycled"}
+    changes = {"federation": {"clients": 10, "rounds": 8}, "seed": 4}
+    case = recorded(tmp_path / "run", protection, **changes)
+    server = case[1].seen_by("server")
+    inside = dict.fromkeys([f"client-{n:02d}" for n in range(10)], 0)
+    answered = [a for n in server.rounds if len((a := round_queries(server, n)).answered)]
+    for a in answered:
+        for name, some in zip(a.clients, a.answered.any(axis=0), strict=True):
+            inside[name] += int(some)
+    few = sum(2 * count < len(answered) for count in inside.values())
+    assert few
+    result = audited(case, score_by="template")
+    said = [n for n in result.notes if "fewer than half of the rounds" in n]
+    assert said[0].startswith(f"{few} clients")
+    marked = case[2].facts["marked"]
+    assert all(name in marked for name, row in result.per_client.items() if row["named"])
+
+
 @pytest.mark.parametrize(
     ("protection", "changes"),
     [

@@ -151,6 +151,15 @@ def test_clients_that_are_never_apart_cannot_be_tested():
     assert looks.looks == 0
 
 
+def test_the_note_says_how_many_keys_the_level_asks_for():
+    """Naive twin: the smallest p-value of a rank among so many keys, and among one fewer."""
+    rng = np.random.default_rng(9)
+    decision = template.decide(rows_of(cycled(), inner_of_clients(rng, rounds=10)), KEYS, 0.05)
+    asked = int(template.tail_note(decision, KEYS, 0.05).split("; ")[1].split(" ")[0])
+    assert 1 / (asked + 1) <= 0.05 / (K * KEYS) < 1 / asked
+    assert "no such assumption" not in template.tail_note(decision, 1, 0.49)
+
+
 def test_too_few_unused_keys_are_refused_with_their_number():
     rng = np.random.default_rng(8)
     few = inner_of_clients(rng, rounds=10)[..., : KEYS + 12]

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedaudit.audits.attribution import template
+from fedaudit.audits.attribution import Attribution, template
 from fedaudit.audits.audit import Knowledge
 from fedaudit.audits.query_plan import QueryPlan
-from fedaudit.errors import ConfigError, NotObservable
+from fedaudit.errors import ConfigError, NotObservable, UsageError
 from fedaudit.hooks import Uploads
+from fedaudit.knowledge.builder import KnowledgeBuilder
+from fedaudit.knowledge.owner_marks import OwnerMarks
 from fedaudit.protections.secure_aggregation import (
     SecureAggregation,
     SecureAggregator,
@@ -219,6 +221,15 @@ def test_an_owner_that_swaps_documents_gets_no_answer():
     assert [len(round_queries(view, n).answered) for n in view.rounds] == [1, 1, 1, 1]
     reasons = [m.metadata.get(UNANSWERED, "") for m in view.messages(2) if m.kind == "query"]
     assert sum("committed" in str(r) for r in reasons) == 2
+
+
+def test_documents_brought_later_are_refused(by_scalars, tmp_path):
+    """Products are those of the documents committed to: they say nothing of others."""
+    builder = KnowledgeBuilder(
+        by_scalars[0], None, Seed(0), None, brought=lambda: (OwnerMarks(tmp_path, {}, ()), None)
+    )
+    with pytest.raises(UsageError, match=hook_of(by_scalars[2]).scalars.terms.commitment[:16]):
+        builder.knowledge_for(Attribution())
 
 
 def test_clients_with_different_models_refuse(by_scalars):
