@@ -11,6 +11,7 @@ layers under adapters: one product serves all clients). Between convolutions, im
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -177,7 +178,12 @@ def _unflatten(m: nn.Unflatten, p: Parameters, at: str, v: Value) -> Tensor:
 
 def _sequential(m: nn.Sequential, p: Parameters, at: str, v: Value) -> Value:
     # not named_children, which omits a layer's second use (one ReLU used twice)
-    for name, child in zip(m._modules, m, strict=True):
+    layers = list(zip(m._modules, m, strict=True))
+    for i, ((_, first), (_, second)) in enumerate(itertools.pairwise(layers)):
+        if type(first) is nn.ReLU and type(second) is nn.MaxPool2d:
+            # the same values and gradients, with a ReLU of a quarter of the size
+            layers[i : i + 2] = layers[i + 1], layers[i]
+    for name, child in layers:
         v = _apply(child, p, f"{at}{name}.", v)
     return v
 

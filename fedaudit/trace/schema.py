@@ -139,7 +139,8 @@ class Message:
                 if not isinstance(key, str) or not fits:
                     raise ValueError(f"{name} {key!r}: {value!r} is not a finite number or text")
         for name in _OBJECTS:
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+            given = getattr(self, name)
+            object.__setattr__(self, name, MappingProxyType(dict(given)) if given else _NOTHING)
 
     def noted(self, key: str) -> bool:
         """Whether the recorder noted `key`.
@@ -177,6 +178,7 @@ def _finite(value: Any) -> bool:
 
 _COLUMNS = ("step", "kind", "sender", "receiver", "weight", "parts", "size", "metadata")
 _OBJECTS = ("parts", "metadata", "notes")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def messages_to_json(messages: Sequence[Message]) -> str:

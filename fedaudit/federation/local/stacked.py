@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from fedaudit.federation.local.images import FastImages
 from fedaudit.tasks.task import Task
 
 # Limit on the largest image tensor of one pass of a convolutional model, in bytes: beyond it
@@ -58,7 +58,7 @@ class Stacked:
         """
         if self._example_bytes is None:
             z = None if noise is None else noise[:1, :1]
-            with torch.no_grad(), _Images() as seen:
+            with torch.no_grad(), FastImages() as seen:
                 self.task.stacked_losses(self.task.named(p[:1]), x[:1, :1], y[:1, :1], z)
             self._example_bytes = seen.image_bytes
         return self._example_bytes
@@ -67,7 +67,8 @@ class Stacked:
         self, p: Tensor, x: Tensor, y: Tensor, weight: Tensor, noise: Tensor | None
     ) -> Tensor:
         named = self.leaves(p)
-        total = (self.task.stacked_losses(named, x, y, noise) * weight).sum()
+        with FastImages():
+            total = (self.task.stacked_losses(named, x, y, noise) * weight).sum()
         grads = torch.autograd.grad(total, list(named.values()), materialize_grads=True)
         return torch.cat([g.reshape(len(p), -1) for g in grads], dim=1)
 
@@ -130,27 +131,7 @@ class _Use:
         self.count = 0
 
 
-class _Images(TorchFunctionMode):
-    """Records the size of the largest image tensor of a pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.image_bytes = 0  # of the largest convolution output
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func in (torch.conv2d, torch.conv_transpose2d):
-            self.image_bytes = max(self.image_bytes, out.nbytes)
-        return out
-
-
-class _FusedLinear(_Images):
+class _FusedLinear(FastImages):
     """Replaces `baddbmm(bias, input, weight)` on stacked leaves by one that also updates them.
 
     The gradient of a large layer is never stored: `weight.baddbmm_` adds the step as it is

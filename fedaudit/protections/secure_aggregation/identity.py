@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -220,3 +220,13 @@ class ExchangeKey:
         if self._agreed is not None:
             self._agreed[public] = secret
         return secret
+
+
+@cache
+def _any_key() -> ExchangeKey:
+    return ExchangeKey(bytes(KEY_BYTES))
+
+
+def refuse_weak(public: bytes) -> None:
+    """Raises Malformed for a public key that agrees on the same secret with everybody."""
+    _any_key().exchange(public)

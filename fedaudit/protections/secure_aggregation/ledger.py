@@ -229,7 +229,8 @@ class ClientLedger:
     def _is_new(self, step: BegunStep) -> bool:
         known = self.begun.get((step.run, step.step))
         if known is None:
-            if any(not set(step.keys).isdisjoint(b.keys) for b in self.begun.values()):
+            fresh = set(step.keys)
+            if fresh and not all(fresh.isdisjoint(b.keys) for b in self.begun.values()):
                 raise OutOfOrder(
                     "keys of an earlier run were drawn again: together both runs could open it",
                     expected="fresh keys in every run",

@@ -32,6 +32,7 @@ from fedaudit.protections.secure_aggregation.identity import (
     Directory,
     ExchangeKey,
     Identity,
+    refuse_weak,
     verify,
 )
 from fedaudit.protections.secure_aggregation.refusals import (
@@ -147,7 +148,7 @@ class Server:
         check_record(record, self.plan.run)
         self._directory.check(number, record.identity)
         for key in (record.mask, record.channel):
-            ExchangeKey(bytes(KEY_BYTES)).exchange(key)  # one weak key would stop everybody
+            refuse_weak(key)  # one weak key would stop everybody
             if key in self._public:
                 raise malformed("a public key of another client", "fresh keys", f"client {number}")
         self._public |= {record.mask, record.channel}
