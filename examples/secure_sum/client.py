@@ -24,9 +24,16 @@ from fedaudit.protections.secure_aggregation import (
     ClientRules,
     Directory,
     Identity,
-    RingQuantiser,
     wire,
 )
+
+BOUND = 16.0
+"""No number of a vector may be larger: the same for all, or their sum means nothing."""
+
+
+def about(length):
+    """Digest of what everybody has to agree on; a training adds the model that it sends."""
+    return hashlib.sha256(f"a sum of {length} numbers up to {BOUND}".encode()).hexdigest()
 
 
 class Line:
@@ -94,16 +101,14 @@ def main():
         rules=ClientRules(threshold=threshold),
     )
     line = Line(args.port, args.number, identity)
-    vector = RingQuantiser(16.0, args.clients).encode(update(args.number, args.length))
-    about = hashlib.sha256(f"a sum of {args.length} numbers".encode()).hexdigest()
+    digest = about(args.length)
     try:
         roster = line.send("keys", client.advertise())
         inbox = line.send("shares", client.share(roster))
-        masked = client.upload(inbox, vector, about)
-        line.send("upload", masked)
-        uploads = line.send(
-            "upload", client.upload(inbox, vector, about)
-        )  # a retry: the same bytes
+        vector = client.ring(BOUND).encode(update(args.number, args.length))
+        line.send("upload", client.upload(inbox, vector, digest))
+        again = client.upload(inbox, vector, digest)  # a retry: the same bytes
+        uploads = line.send("upload", again)
         if args.die:
             os.kill(os.getpid(), signal.SIGKILL)
         views = line.send("view", client.confirm(uploads))

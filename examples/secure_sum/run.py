@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedaudit.files import write_atomically
 from fedaudit.protections.secure_aggregation import Identity, RingQuantiser
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from client import update  # noqa: E402
+from client import BOUND, update  # noqa: E402
 
 CLIENTS, LENGTH = 8, 1000
 
@@ -27,7 +28,7 @@ def make_keys(folder):
     folder.mkdir(parents=True)
     identities = {n: Identity.new() for n in (-1, *range(CLIENTS))}
     for n, identity in identities.items():
-        (folder / f"{n}.key").write_text(identity.secret.hex())
+        write_atomically(folder / f"{n}.key", identity.secret.hex(), private=True)
     public = {n: i.public.hex() for n, i in identities.items()}
     (folder / "public.json").write_text(json.dumps(public))
 
@@ -59,7 +60,7 @@ def main():
     result, said = run(folder / "sum", ("--patience", "10"), {3: ["--die"], 5: ["--lie"]})
     total = sum(update(n, LENGTH) for n in range(CLIENTS))
     error = float(np.abs(np.array(result["sum"]) - total).max())
-    bound = RingQuantiser(16.0, CLIENTS).error(CLIENTS)
+    bound = RingQuantiser(BOUND, CLIENTS).error(CLIENTS)
     print(f"client 3 was killed ({said[3][1]}), client 5 lied: {result['liars']}")
     print(f"the sum of {result['of']}, off by {error:.1e} (at most {bound:.1e})")
     result, said = run(folder / "lie", ("--lie", "--patience", "3"))

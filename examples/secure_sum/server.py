@@ -7,8 +7,8 @@ left out. `--lie` shows one half of the clients another list of uploads: they re
 """
 
 import argparse
-import hashlib
 import json
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +24,9 @@ from fedaudit.protections.secure_aggregation import (
 )
 from fedaudit.protections.secure_aggregation.identity import verify
 from fedaudit.protections.secure_aggregation.keys import upload_view
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from client import BOUND, about
 
 STEPS = ("keys", "shares", "upload", "view", "reveal")
 
@@ -108,7 +111,7 @@ def handler(round_):
             if step not in STEPS:
                 return self.reply(400, b"no step of the protocol")
             content = self.path.encode() + b"|" + body
-            if not verify(round_.public.get(who, bytes(32)), signature, "http", content):
+            if not verify(round_.public.get(who, b""), signature, "http", content):
                 return self.reply(403, b"this is not that client's signature")
             try:
                 round_.receive(step, who, body)
@@ -139,14 +142,12 @@ def main():
         int(n): bytes.fromhex(key)
         for n, key in json.loads((args.keys / "public.json").read_text()).items()
     }
-    # a training puts the digest of the model that it sends here: clients with another one refuse
-    about = hashlib.sha256(f"a sum of {args.length} numbers".encode()).hexdigest()
     plan = RunPlan(
         round=1,
         length=args.length,
         threshold=args.clients // 2,
         run="e" * 32,
-        about=about,
+        about=about(args.length),  # clients with another one refuse
     )
     identity = Identity(bytes.fromhex((args.keys / "-1.key").read_text()))
     server = Server(plan, identity=identity, directory=Directory(public))
@@ -158,7 +159,8 @@ def main():
         round_.wait(step)
     time.sleep(0.2)  # answers on their way
     try:
-        total = RingQuantiser(16.0, args.clients).decode(server.open())
+        opened = server.open()
+        total = RingQuantiser(BOUND, len(server.roster)).decode(opened)
         print(json.dumps({"sum": total.tolist(), "of": server.uploaded, "liars": server.liars}))
     except FedauditError as error:
         print(json.dumps({"refused": error.code, "why": str(error)}))

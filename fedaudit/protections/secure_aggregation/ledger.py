@@ -347,15 +347,10 @@ class ClientLedger:
 
     def _alike(self, query: AnsweredQuery) -> set[tuple[str, int]]:
         """Rounds whose update of this client was nearly that of the query's round."""
-        sent = {b.when: b.sketch for b in self.begun.values() if b.sketch}
-        own = np.array(sent.pop(query.when, (0,) * SKETCH), dtype=np.float64)
-        found = set()
-        for when, sketch in sent.items():
-            other = np.array(sketch, dtype=np.float64)
-            lengths = float(np.linalg.norm(own) * np.linalg.norm(other))
-            if lengths and abs(float(own @ other)) > ALIKE * lengths:
-                found.add(when)
-        return found
+        whens, rows = _directions([b for b in self.begun.values() if b.sketch])
+        own = np.array([when == query.when for when in whens], dtype=np.bool_)
+        near = (np.abs(rows @ rows[own].T) > ALIKE).any(axis=1) & ~own
+        return {when for when, alike in zip(whens, near, strict=True) if alike}
 
     def _check_budget(self, query: AnsweredQuery, budget: Budget) -> None:
         given = [*self.entries, *self.unconfirmed(query.run), query]
@@ -393,13 +388,14 @@ class ClientLedger:
         Up to its sign: a model whose hidden units all have their signs flipped can negate updates.
         """
         answered = {e.run for e in (*self.entries, *self.unconfirmed(query.run), query)}
-        sent = {b.when: b.sketch for b in self.begun.values() if b.sketch and b.run in answered}
-        rows = np.array(list(sent.values()), dtype=np.float32).reshape(-1, SKETCH)
-        lengths = np.linalg.norm(rows, axis=1)
-        rows, most = rows[lengths > 0] / lengths[lengths > 0, None], 0.0
+        sent = [b for b in self.begun.values() if b.sketch and b.run in answered]
+        whens, rows = _directions(sent)
+        known: dict[tuple[str, int], int] = {}
+        at, most = np.array([known.setdefault(w, len(known)) for w in whens]), 0.0
         for low in range(0, len(rows), 500):  # thousands of rounds would not fit at once
-            pairs = np.abs(rows[low : low + 500] @ rows[: low + 500].T)
-            most = max(most, float(np.tril(pairs, low - 1).max(initial=0.0)))
+            pairs = np.abs(rows[low : low + 500] @ rows.T)
+            other = at[low : low + 500, None] != at
+            most = max(most, float(pairs.max(where=other, initial=0.0)))
         return min(1.0, most)
 
     def _rounds(self, entries: Sequence[AnsweredQuery]) -> list[frozenset[Members]]:
@@ -485,6 +481,16 @@ class ClientLedger:
 
 def _entry(raw: Mapping[str, Any]) -> AnsweredQuery | BegunStep:
     return BegunStep.from_json(raw) if "step" in raw else AnsweredQuery.from_json(raw)
+
+
+def _directions(sent: Sequence[BegunStep]) -> tuple[list[tuple[str, int]], Floats]:
+    """When each upload was sent, and its sketch at length one (n, SKETCH).
+
+    All uploads of a round: a server may ask for other ones between two that are alike.
+    """
+    rows = np.array([b.sketch for b in sent], dtype=np.float64).reshape(-1, SKETCH)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return [b.when for b in sent], rows / np.maximum(lengths, 1.0)
 
 
 def sketch_of(vector: RingVector) -> tuple[int, ...]:

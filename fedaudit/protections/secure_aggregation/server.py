@@ -102,7 +102,7 @@ def _alone(
     """The step, one at a time: a retry that comes while its vector is being added counts once."""
 
     @wraps(step)
-    def locked(self: Server, *args: P.args, **kwargs: P.kwargs) -> T:
+    def locked(self: Server, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self._lock:
             return step(self, *args, **kwargs)
 

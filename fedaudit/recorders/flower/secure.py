@@ -95,7 +95,7 @@ def read_keys(folder: str | os.PathLike[str], number: int) -> tuple[Identity, Di
     try:
         known = {int(n): bytes.fromhex(key) for n, key in public.items()}
         return Identity(bytes.fromhex(secret)), Directory(known)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UsageError) as error:
         raise ConfigError(
             f"the keys in {folder} cannot be read",
             expected="public.json with number: key in hex, and NUMBER.key in hex",
@@ -199,7 +199,14 @@ class _MaskedReplies:
         return Message(content, reply_to=message)
 
     def _client(self, record: Mapping[str, Any], context: Context) -> Client:
-        number = int(context.node_config["partition-id"])
+        number = context.node_config.get("partition-id")
+        if type(number) is not int:
+            raise ConfigError(
+                "this node has no number",
+                expected="its number in public.json",
+                got=f"partition-id {number!r}",
+                remedy='flower-supernode --node-config "partition-id=3"',
+            )
         identity, directory = read_keys(self.keys, number)
         return Client(
             number,

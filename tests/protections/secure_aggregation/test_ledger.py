@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from fedaudit.errors import IntegrityError, UsageError
-from fedaudit.protections.secure_aggregation import Budget, ClientLedger, QueryRefused
+from fedaudit.protections.secure_aggregation import (
+    Budget,
+    ClientLedger,
+    LedgerUnwritten,
+    QueryRefused,
+)
 from fedaudit.protections.secure_aggregation.ledger import (
     AnsweredQuery,
     _canonical,
@@ -215,6 +220,28 @@ def test_a_line_that_a_full_disk_cut_is_dropped_by_the_same_process(tmp_path):
         file.write(b'{"round": 2, "run": "half')
     ledger.admit(query(2, (0, 1, 2)))
     assert [e.round for e in ClientLedger(0, threshold=2, path=path).entries] == [1, 2]
+
+
+@pytest.mark.parametrize("loss", ["deleted", "set back"])
+def test_a_ledger_that_lost_entries_is_not_begun_anew_by_a_running_client(tmp_path, loss):
+    path = tmp_path / "ledger.jsonl"
+    ledger = ClientLedger(0, threshold=2, path=path)
+    ledger.admit(query(1, (0, 1, 2)))
+    old = path.read_bytes()
+    ledger.admit(query(2, (0, 1, 2)))
+    path.unlink() if loss == "deleted" else path.write_bytes(old)
+    with pytest.raises((LedgerUnwritten, IntegrityError), match=r"cannot be opened|lost entries"):
+        ledger.admit(query(3, (0, 1, 2)))
+    assert not path.exists() or path.read_bytes() == old
+
+
+def test_where_a_ledger_cannot_be_or_bounds_nothing_it_says_so(tmp_path):
+    for path in (tmp_path, tmp_path / "none" / "ledger"):
+        with pytest.raises(LedgerUnwritten, match="cannot be opened"):
+            ClientLedger(0, threshold=2, path=path).admit(query(1, (0, 1, 2)))
+    for threshold in (0, 1, "5", None):
+        with pytest.raises(UsageError, match="threshold is out of range"):
+            ClientLedger(0, threshold=threshold)
 
 
 WRITER = """

@@ -1,5 +1,8 @@
 """Five steps of every client: exact sums, uniform uploads, nothing twice, nothing out of order."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from hashlib import sha256
 from itertools import chain, combinations
 
 import numpy as np
@@ -15,6 +18,7 @@ from fedaudit.protections.secure_aggregation import (
     Malformed,
     Neighbours,
     OutOfOrder,
+    RingQuantiser,
     SplitView,
     TooFewLeft,
 )
@@ -355,3 +359,55 @@ def test_neighbours_give_the_same_sum_as_the_complete_graph(parties, gone):
 
 def _rules(ask):
     return ClientRules(threshold=2, graph=ask, all_pairs_up_to=0)
+
+
+def test_a_retry_that_comes_while_a_vector_is_being_added_counts_once(parties):
+    """Threads of a web server: three times the same message at once."""
+    run = parties(5, size=400_000).keys().share()
+    messages = {c: run.clients[c].upload(run.server.inbox(c), run.vectors[c]) for c in range(5)}
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(run.server.accept_upload, c, messages[c]) for c in [*messages] * 3]
+    assert [a.result() for a in asked] == [None] * 15
+    run.uploads = run.server.uploads_message()
+    assert np.array_equal(run.confirm().reveal().open(), run.total(range(5)))
+
+
+def test_a_vector_with_hidden_numbers_is_refused(parties):
+    run = parties(5).keys().share()
+    hidden = np.ma.masked_array(run.vectors[0], mask=[1, 0, 0, 0, 0, 0])
+    with pytest.raises(Malformed, match="ring"):
+        run.clients[0].upload(run.server.inbox(0), hidden)
+    run.upload().confirm().reveal()
+    assert np.array_equal(run.open(), run.total(range(5)))
+
+
+@pytest.mark.parametrize(
+    "label", ["\ud800" * 16, b"a" * 16, None, "", "a" * 15, "a" * 65, "G" * 16]
+)
+def test_a_label_that_is_none_is_refused_before_keys_are_made(parties, label):
+    with pytest.raises(Malformed, match="label of a run"):
+        parties(5, run=label).keys()
+
+
+def test_a_client_takes_no_other_client_s_ledger(parties):
+    with pytest.raises(Malformed, match="another client's"):
+        parties(5, ledgers={c: ClientLedger(9, threshold=2) for c in range(5)})
+
+
+@pytest.mark.parametrize("bound", [16.0, 8.0])
+def test_a_client_with_another_ring_is_told_by_the_digest_that_states_it(parties, bound):
+    """Nobody sees a vector's unit: a digest that names the bound holds all to one."""
+    digest = {b: sha256(f"numbers up to {b}".encode()).hexdigest() for b in (16.0, bound)}
+    run = parties(5, size=3, about=digest[16.0]).keys().share()
+    run.vectors = {c: client.ring(16.0).encode(np.ones(3)) for c, client in run.clients.items()}
+    run.vectors[4] = run.clients[4].ring(bound).encode(np.ones(3))
+    for c, client in run.clients.items():
+        ask = partial(client.upload, run.server.inbox(c), run.vectors[c])
+        if c == 4 and bound != 16.0:
+            with pytest.raises(SplitView):
+                ask(digest[bound])
+            continue
+        run.server.accept_upload(c, ask(digest[16.0]))
+    run.uploads = run.server.uploads_message()
+    total = RingQuantiser(16.0, 5).decode(run.confirm().reveal().open())
+    assert np.allclose(total, len(run.server.uploaded), atol=1e-6)

@@ -242,6 +242,7 @@ def test_terms_out_of_range_are_refused_by_name(parties):
         ("threshold", 1),
         ("quorum", None),
         ("others", [[-1]]),
+        ("others", [[2**63]]),  # a ledger could not read it back
         ("others", [["a"]]),
         ("others", 7),
         ("run", 5),
@@ -276,13 +277,17 @@ def test_an_aggregator_that_lists_the_wanted_sum_as_an_old_one_is_refused(asked)
     ledger.admit(AnsweredQuery(round=1, run="c", members=everybody, others=(everybody,)))
 
 
-def ask_without_zero(parties, folder, updates, **ledger):
-    """The sum of all in round 1, of all but client 0 in round 2: the second, or raise.
+def ask_without_zero(parties, folder, updates, cover=None, **ledger):
+    """The sum of all in round 1, of all but client 0 in round 2: their difference, or raise.
 
-    Both from restarted clients. `updates` (2, 10, d).
+    All from restarted clients. `updates` (2, 10, d); `cover` (10, d): other updates of all, summed
+    in round 1 as well.
     """
     identities = sums = None
-    for number, members in ((1, range(10)), (2, range(1, 10))):
+    asked = [(1, range(10), updates[0], ()), (2, range(1, 10), updates[1], ())]
+    if cover is not None:
+        asked.insert(1, (1, range(10), cover, (tuple(range(10)),)))
+    for at, (number, members, vectors, others) in enumerate(asked):
         ledgers = {
             c: ClientLedger(c, threshold=4, path=folder / f"{c}.jsonl", **ledger) for c in range(10)
         }
@@ -291,15 +296,16 @@ def ask_without_zero(parties, folder, updates, **ledger):
             threshold=4,
             size=600,
             round=number,
-            seed=number,
+            seed=at + 1,
+            others=others,
             ledgers=ledgers,
             identities=identities,
         )
         identities = run.identities
-        run.vectors = dict(enumerate(updates[number - 1]))
+        run.vectors = dict(enumerate(vectors))
         run.keys(members).share(members).upload(members).confirm().reveal()
         sums = (*(sums or ()), run.open())
-    return sums[0] - sums[1]
+    return sums[0] - sums[-1]
 
 
 def test_equal_updates_in_two_rounds_are_not_differenced(parties, tmp_path):
@@ -322,6 +328,18 @@ def test_equal_updates_in_two_rounds_are_not_differenced(parties, tmp_path):
     both = np.stack([once, once]).view("<u4")
     opened = ask_without_zero(parties, tmp_path / "off", both, measured=False)
     assert np.array_equal(opened, both[0, 0])  # where it is given up by name
+
+
+def test_another_training_in_between_does_not_hide_equal_updates(parties, tmp_path):
+    """Round 1 with a model, round 1 again with another one, round 2 with the first, without 0."""
+    rng = np.random.default_rng(4)
+    once, other = rng.integers(-(2**20), 2**20, (2, 10, 600)).astype("<i4").view("<u4")
+    shown = np.stack([once, once])
+    with pytest.raises(QueryRefused, match=r"client 0, after 2 rounds of which 100%"):
+        ask_without_zero(parties, tmp_path, shown, cover=other)
+    (tmp_path / "off").mkdir()
+    opened = ask_without_zero(parties, tmp_path / "off", shown, cover=other, measured=False)
+    assert np.array_equal(opened, once[0])  # where it is given up by name
 
 
 def test_permuted_units_hide_equal_updates_and_a_stated_persistence_of_one_holds(parties, tmp_path):
