@@ -19,7 +19,7 @@ def watch_of(policy: Any, stop: bool) -> RoundWatch | None:
             "there is no limit at which to stop",
             expected="a policy beside stop=True",
             got="no policy",
-            remedy='policy="policy.toml", which `fedaudit gate --init policy.toml` begins',
+            remedy='policy="policy.toml", as in docs/watch.md',
         )
     return None if policy is None else RoundWatch(policy, stop=stop)
 

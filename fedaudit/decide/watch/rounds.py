@@ -242,7 +242,7 @@ def follow(
             f"there is no trace in {folder}",
             expected="a folder with a manifest.json",
             got="a file" if folder.is_file() else "no manifest.json",
-            remedy="correct the path" + ("; without --once the command waits" if once else ""),
+            remedy="correct the path, or begin the recording first",
         )
     while True:
         try:

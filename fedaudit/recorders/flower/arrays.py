@@ -68,8 +68,10 @@ def answer_of(records: Any, key: str, like: Mapping[str, Any] | None = None) -> 
         return content_of(records, key, like)
     except FAULTS as error:  # whatever a client sends, the server goes on
         size = sum(len(a.data) for r in records.array_records.values() for a in r.values())
-        known = isinstance(error, FedauditError)
-        got = f"{error.what}: {error.got}" if known else reason_of(error)
+        if isinstance(error, FedauditError):
+            got = f"{error.what}: {error.got}"
+        else:
+            got = reason_of(error)
         return Content({}, scalars=scalars_of(records), lacks=got, bytes=size)
 
 

@@ -83,7 +83,7 @@ def build(trace, *, faults=True, pause=0.0):
     flow = ScatterAndGather(
         min_clients=2,
         num_rounds=ROUNDS,
-        wait_time_after_min_received=1,
+        wait_time_after_min_received=10,  # on a busy machine a site asks late
         aggregator_id="aggregator",
         persistor_id="persistor",
         shareable_generator_id="generator",

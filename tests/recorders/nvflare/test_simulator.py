@@ -132,6 +132,17 @@ def test_the_reason_of_a_failure_and_the_scope_of_a_job_are_on_record(faulty):
     assert (declared["name"], declared["scope"]) == ("privacy_scope", "research")
 
 
+@pytest.mark.parametrize(
+    "given", [{"dtype": "fp16"}, {"every": "5"}, {"retention": "30 dys"}, {"stop": True}]
+)
+def test_wrong_options_are_refused_when_the_job_is_made(given):
+    from fedaudit.errors import UsageError
+    from fedaudit.recorders.nvflare import FedauditRecorder
+
+    with pytest.raises(UsageError):
+        FedauditRecorder("never-written", **given)
+
+
 @pytest.mark.parametrize("which", ["trace", "faulty"])
 def test_a_whole_fedaudit_audits_what_a_bare_one_recorded(which, request, tmp_path):
     command = os.environ.get("FEDAUDIT")
