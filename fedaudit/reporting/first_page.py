@@ -215,7 +215,7 @@ def _cell(a: VariantAnswer | None, *, alike: bool) -> MatrixCell:
     if not quiet:
         facts.append(base)
     decided = f"decided by {reading(a)}" if measure != decisive(a).measure else _corrected(a, e)
-    beside = ", ".join(filter(None, [*facts, decided, granted(a)]))
+    beside = ", ".join(filter(None, [*facts, assumed(a, measure), decided, granted(a)]))
     than = base if quiet else ""
     return MatrixCell(a.finding.verdict, words, shown, whole(beside), than, unit)
 
@@ -252,14 +252,24 @@ def _corrected(a: VariantAnswer, e: Estimate) -> str:
     return f"but p {test.p_value:.2g} over all tries"
 
 
+def assumed(a: VariantAnswer, measure: str) -> str:
+    """What a reading assumes beyond the headline: "if it plants weights"; mostly empty."""
+    declared = facts_of(a.finding.audit).measure(measure)
+    return f"if {declared.given}" if declared is not None and declared.given else ""
+
+
 def granted(a: VariantAnswer) -> str:
-    """What a stronger observer reaches where no leak showed: "but 100 % if ..."; else empty."""
+    """What a stronger observer reaches where no leak showed: "but 100 % if ..."; else empty.
+
+    Readings that the verdict's own test has weighed are left out.
+    """
     if a.finding.verdict != "no_evidence" or a.result is None:
         return ""
     declared = facts_of(a.finding.audit)
+    weighed = () if a.result.test is None else a.result.test.adjusted
     for name, e in a.result.estimates.items():
         measure = declared.measure(name)
-        if measure is None or not measure.given or e.baseline is None:
+        if measure is None or not measure.given or e.baseline is None or name in weighed:
             continue
         if measure.worse * (e.low if measure.worse > 0 else e.high) > measure.worse * e.baseline:
             shown = number(e.value, measure.unit.startswith("share"))
@@ -421,6 +431,9 @@ def _exposed(part: FederationOverview, i: int) -> str:
         tied = [name for name, way in own.items() if way == top]
         if top > 0 and len(tied) <= FEW and len(tied) < len(own) / 2:
             value = client_text(a, a.result, tied[0])
+            if decisive(a).measure != a.finding.measure and a.finding.estimate is not None:
+                # clients are told by the headline, and another reading stands in the matrix
+                value += f", all {number(a.finding.estimate.value, a.percent)}"
             found.append((top, listed(tied), f"{value}, “{short_question(q)}”"))
     if found:
         _, who, why = max(found, key=lambda f: f[0])
@@ -495,7 +508,8 @@ def can(a: VariantAnswer) -> str:
     if not words.learns or e is None:
         return f"answer: {a.finding.question}" if a.finding.question else "learn about clients"
     base = "" if e.baseline is None else number(e.baseline, percent)
-    return words.learns.format(value=number(e.value, percent), baseline=base)
+    what = words.learns.format(value=number(e.value, percent), baseline=base)
+    return f"{what} {assumed(a, measure)}".rstrip()
 
 
 def _who_can(answers: Sequence[VariantAnswer]) -> str:

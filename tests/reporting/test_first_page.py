@@ -89,6 +89,39 @@ def test_what_a_stronger_server_reaches_is_not_called_solved():
     assert "unsure" not in summarise(bare, "run").alternative
 
 
+def planted(adjusted):
+    """Few records rebuilt by watching, many by planting weights; clients told by the former."""
+    rebuilt = "reconstruction"
+    low, high = Estimate(value=0.1, low=0.05, high=0.2, n=40, baseline=0.0), (0.4, 0.3, 0.5)
+    more = Estimate(value=high[0], low=high[1], high=high[2], n=40, baseline=0.0)
+    return replace(
+        result(rebuilt),
+        headline="records_rebuilt",
+        estimates={"records_rebuilt": low, "records_rebuilt_dishonest": more},
+        test=FamilyTest(adjusted=adjusted, decided="records_rebuilt_dishonest", level=0.025),
+        per_client={
+            name: {"share": share, "low": share / 2, "high": 2 * share, "chance": 0.0}
+            for name, share in (("a", 0.05), ("b", 0.1), ("c", 0.3))
+        },
+    )
+
+
+def test_a_reading_that_assumes_more_says_what_it_assumes():
+    """Rebuilding by planted weights is no feat of a server that only watches."""
+    s = summed(chapter("bare", [planted({"records_rebuilt_dishonest": 0.001})]))
+    assert s.today.startswith("Today the server can rebuild 40.0 % of records if it plants weights")
+    assert "if it plants weights" in s.rows[0].cells[0].beside
+    (exposed,) = [c.texts[0] for c in s.costs if c.label == "most exposed client"]
+    assert exposed.startswith("c: 30 % (15 to 60 %), all 10.0 %")
+
+
+def test_a_reading_that_the_test_weighed_is_not_held_against_its_verdict():
+    quiet = replace(planted({"records_rebuilt_dishonest": 0.4}), per_client={}, detectable=0.15)
+    s = summed(chapter("bare", [quiet]))
+    assert s.rows[0].cells[0].verdict == "no_evidence"
+    assert "plants weights" not in s.rows[0].cells[0].beside
+
+
 def test_a_card_draws_the_number_of_the_first_page():
     """Where another reading than the headline decided, both show that one, and the card both."""
     test = FamilyTest(method="max-T", adjusted={"s": 0.4, "t": 0.001}, decided="t", level=0.025)

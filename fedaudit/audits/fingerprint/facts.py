@@ -78,7 +78,7 @@ FACTS = AuditFacts(
     ),
     words=Words(
         short="Updates of the same client?",
-        learns="follow each client through training",
+        learns="follow each client",
         measure="links to a client's next update that were found",
         leak="{value} of a client's updates were linked to its next one (chance {baseline}): "
         "shuffling hides names, not content.",

@@ -45,6 +45,7 @@ FACTS = AuditFacts(
             GREATER,
             "share of records",
             "training records that a server rebuilds if it plants weights in the run's own model",
+            given="it plants weights",
         ),
         Measure(
             RIGHT,
