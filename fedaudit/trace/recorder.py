@@ -8,9 +8,9 @@
 A round joins the trace when its `with` block ends without an error; until then it is invisible.
 Equal payloads are stored once. Messages of one round may be sent from several threads.
 
-By default an error reaches the caller. Beside training by other software it must not:
-`RecordingLimits(on_error="stop")` stops the recording instead, says so in the log and marks the
-trace.
+By default an error reaches the caller. Beside training by other software it must not: with
+`RecordingLimits(on_error="stop")` a payload that does not fit is left out, and its message says
+why; any other error stops the recording, says so in the log and marks the trace.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import isfinite
 from operator import index
 from pathlib import Path
 from types import MappingProxyType
@@ -34,13 +35,14 @@ from fedaudit.errors import IntegrityError, TraceError, UsageError
 from fedaudit.files import Unreadable, is_lost, write_atomically
 from fedaudit.layout import Layout, column_runs
 from fedaudit.rows import empty_array
-from fedaudit.trace.limits import FAULTS, RecordingLimits, Reserve, log, log_stop
+from fedaudit.trace.limits import FAULTS, RecordingLimits, Reserve, log, log_stop, reason_of
 from fedaudit.trace.numbers import as_numbers
 from fedaudit.trace.retention import check_retention
 from fedaudit.trace.schema import (
     LATE,
     LEFT_OUT,
     PUBLIC,
+    REFUSED,
     ROUNDED,
     STOPPED,
     UPLINKS,
@@ -130,6 +132,19 @@ def check_options(
     check_retention(retention)
 
 
+def check_declared(declared: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse announced protections without a name: no audit could say which one it looked at."""
+    for given in declared:
+        named = given.get("name") if isinstance(given, Mapping) else None
+        if not isinstance(named, str) or not named:
+            raise UsageError(
+                "a declared protection has no name",
+                expected='{"name": ..., "covers": [...]} as in docs/trace-format.md',
+                got=repr(given),
+                remedy='declared=[{"name": "local_dp", "covers": ["model"]}]',
+            )
+
+
 def another_experiment(path: Path) -> TraceError:
     return TraceError(
         f"{path} holds the trace of another experiment",
@@ -157,7 +172,8 @@ class _Block:
     def stride(self) -> int:
         return max(1, self.kept.width // _SAMPLE)
 
-    def _fit(self, rows: Rows) -> Rows:
+    def fit(self, rows: Rows) -> Rows:
+        """The kept columns of `rows` (n, width) in the stored type; UsageError if they overflow."""
         if rows.ndim != 2 or rows.shape[1] != self.full.width or rows.dtype.kind not in "fiub":
             raise UsageError(
                 "a payload does not fit its layout",
@@ -198,10 +214,14 @@ class _Block:
 
     def put(self, rows: Rows) -> list[int]:
         """Store new rows of `rows` (n, width); returns all row numbers."""
-        kept = self._fit(rows)
-        samples = kept[:, :: self.stride].copy()
+        kept = self.fit(rows)
         if np.may_share_memory(kept, rows):
-            self.borrowed.append((kept, samples))
+            self.borrowed.append((kept, kept[:, :: self.stride].copy()))
+        return self.keep(kept)
+
+    def keep(self, kept: Rows) -> list[int]:
+        """Store what is new among fitted rows; returns all row numbers."""
+        samples = kept[:, :: self.stride].copy()
         numbers, fresh = [], 0
         for i, row in enumerate(kept):
             known = self._known(row, samples[i].tobytes())
@@ -349,10 +369,11 @@ class RoundWriter:
         recording has stopped.
 
         `payload`: named arrays, one flat row of the layout `model`, or None for a message encrypted
-        on this leg (`size` then gives its bytes). `step`: messages of one step crossed at the same
+        on this leg (`size` then gives its bytes; `{}` with a size is the same). `step`: messages of one step crossed at the same
         time. By default a message follows everything its sender received in this round, and never
         precedes the last recorded message. `notes`: the recorder's remarks, which did not cross the
-        wire (docs/trace-format.md).
+        wire (docs/trace-format.md). A payload without tensors and size, and with `on_error="stop"` one that
+        does not fit, is noted as refused.
         """
         more, at = dict(notes or {}), -1
         with self._guarded() as on:
@@ -360,22 +381,42 @@ class RoundWriter:
                 if payload is not None and (why := self._drops(kind, receiver, more)):
                     size, payload = size or self._size_of(payload), None
                     more[LEFT_OUT] = why
-                parts = self._put(payload, more)
+                if isinstance(payload, Mapping) and not payload and not size:
+                    more.setdefault(REFUSED, "a payload without tensors")
+                if self._on_fault is not None:
+                    weight, metadata = _recordable(weight, metadata or {}, more)
+                parts = self._put(payload, more, f"{kind} from {sender} to {receiver}")
                 if step is None:
                     last = self.messages[-1].step if self.messages else 0
                     step = max(last, self._arrived.get(sender, -1) + 1)
+                if REFUSED in more and payload:
+                    size = size or self._size_of(payload)
                 at = self._append(
                     step, kind, sender, receiver, weight, parts, size, metadata or {}, more
                 )
         return at
 
-    def _put(self, payload: Payload | None, notes: dict[str, Scalar]) -> dict[str, int]:
-        """Layout -> row of a payload that is kept. Fractions for a layout of whole numbers (a mean
-        of counters) are rounded, and `notes` say so."""
-        if payload is None:
+    def _put(self, payload: Payload | None, notes: dict[str, Scalar], what: str) -> dict[str, int]:
+        """Layout -> row of a payload that is kept, all of it or nothing. In a recording that must
+        not disturb training, `notes` say why a payload that does not fit is not kept: one sender
+        does not end the recording of the others."""
+        if payload is None or REFUSED in notes:
             return {}
+        try:
+            fitted = self._fitted(payload, notes)
+        except (UsageError, ValueError, TypeError) as error:
+            if self._on_fault is None:
+                raise
+            notes[REFUSED] = why = reason_of(error)
+            log.warning("fedaudit did not record a message, %s: %s", what, why)
+            return {}
+        return {name: self._blocks[name].keep(rows)[0] for name, rows in fitted.items()}
+
+    def _fitted(self, payload: Payload, notes: dict[str, Scalar]) -> dict[str, Rows]:
+        """Layout -> own copy of its row (1, kept width). Fractions for a layout of whole numbers (a
+        mean of counters) are rounded, and `notes` say so."""
         if not isinstance(payload, Mapping):
-            return {MODEL: self._store(MODEL, np.array(payload))}
+            return {MODEL: self._block(MODEL).fit(np.array(payload).reshape(1, -1))}
         unknown = sorted(set(payload) - set(self._layout_of))
         if unknown:
             raise UsageError(
@@ -384,16 +425,19 @@ class RoundWriter:
                 got=", ".join(unknown),
                 remedy="list every tensor in the recorder's `like`",
             )
-        parts: dict[str, int] = {}
+        rows: dict[str, Rows] = {}
+        rounded: list[str] = []
         for name in dict.fromkeys(self._layout_of[n] for n in payload):
             own = {k: as_numbers(k, v) for k, v in payload.items() if self._layout_of[k] == name}
-            if self._blocks[name].full.dtype.startswith("int"):
+            block = self._blocks[name]
+            if block.full.dtype.startswith("int"):
                 fractions = sorted(k for k, a in own.items() if a.dtype.kind == "f")
-                own |= {k: np.rint(own[k]) for k in fractions}
-                if fractions:
-                    notes[ROUNDED] = ", ".join(fractions)
-            parts[name] = self._store(name, self._blocks[name].full.flatten(own))
-        return parts
+                own |= {k: _rounded(k, own[k], block.full.dtype) for k in fractions}
+                rounded += fractions
+            rows[name] = block.fit(block.full.flatten(own).reshape(1, -1))
+        if rounded:
+            notes[ROUNDED] = ", ".join(rounded)
+        return rows
 
     def _drops(self, kind: str, receiver: str, notes: Mapping[str, Scalar]) -> str:
         """Why the payload of such a message is not kept; empty if it is. Released models are."""
@@ -528,6 +572,21 @@ def _refuse_lengths(count: int, **columns: Any) -> None:
             )
 
 
+def _rounded(name: str, values: Rows, dtype: str) -> Rows:
+    """Fractions rounded to whole numbers that `dtype` holds."""
+    most = np.iinfo(dtype).max
+    with np.errstate(invalid="ignore"):
+        outside = ~(np.abs(values) < most)  # NaN is outside
+    if outside.any():
+        raise UsageError(
+            f"tensor {name!r} does not fit {dtype}",
+            expected=f"finite numbers below {most:g}",
+            got=f"{float(values[outside][0]):g}",
+            remedy="give the recorder a `like` in which this tensor is of a floating type",
+        )
+    return np.rint(values)
+
+
 def _bytes_of(layout: Layout) -> int:
     return layout.width * np.dtype(layout.dtype).itemsize
 
@@ -535,6 +594,26 @@ def _bytes_of(layout: Layout) -> int:
 def _plain(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The values with numpy scalars as Python numbers."""
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
+
+
+def _recordable(
+    weight: float, metadata: Mapping[str, Scalar], notes: dict[str, Scalar]
+) -> tuple[float, dict[str, Scalar]]:
+    """The weight and the single values of a message; `notes` say what a table cannot hold. An
+    update without a finite weight has no place in a mean: it is refused."""
+    if not isinstance(weight, float | int | np.number) or not np.isfinite(weight):
+        notes.setdefault(REFUSED, f"its weight {weight!r} is not a finite number")
+        weight = 1.0
+    plain = _plain(metadata)
+    kept = {
+        k: v
+        for k, v in plain.items()
+        if isinstance(v, str | bool) or (isinstance(v, int | float) and isfinite(v))
+    }
+    if odd := sorted(map(str, plain.keys() - kept.keys())):
+        before = notes.get(LEFT_OUT)
+        notes[LEFT_OUT] = ", ".join([*([str(before)] if before else []), *odd])
+    return weight, kept
 
 
 class Recorder:
@@ -584,6 +663,7 @@ class Recorder:
                 remedy="pass like=model.state_dict()",
             )
         check_options(dtype, purpose, retention, limits)
+        check_declared(declared)
         self.path = Path(path)
         self.limits = limits or RecordingLimits()
         # float64 is kept only where it is asked for

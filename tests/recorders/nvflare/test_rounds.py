@@ -10,6 +10,7 @@ from fedaudit.errors import TraceError
 from fedaudit.recorders.nvflare.messages import Tensors
 from fedaudit.recorders.nvflare.rounds import JobRounds
 from fedaudit.trace.examination import examine
+from fedaudit.trace.limits import RecordingLimits
 from fedaudit.trace.schema import FAILED, JOINED, LATE, LEFT_OUT, REFUSED, ROUNDED
 
 KEEP = {"tensors": "*", "dtype": None, "purpose": "", "retention": ""}
@@ -74,6 +75,21 @@ def test_another_architecture_is_refused_by_name(rounds, tmp_path):
     notes = {m.sender: m.notes for m in Trace.open(tmp_path / "trace").messages(1)}
     assert "(3,)" in notes["a"][REFUSED]
     assert REFUSED not in notes["b"]
+
+
+def test_numbers_too_large_for_their_dtype_leave_out_that_answer_alone(tmp_path, log):
+    keep = {**KEEP, "dtype": "float16", "limits": RecordingLimits(on_error="stop")}
+    rounds = JobRounds(tmp_path / "trace", {}, keep, log.append)
+    for number in range(2):
+        play(rounds, number, 0.0, {"a": content(1e6), "b": content(1.0)})
+    rounds.close()
+    trace = Trace.open(tmp_path / "trace")
+    assert trace.manifest.complete
+    assert not log
+    for t in (1, 2):
+        (odd,) = (m for m in trace.messages(t) if m.notes)
+        assert (odd.sender, "does not fit float16" in odd.notes[REFUSED]) == ("a", True)
+        assert [*trace.seen_by(SERVER).updates(t).senders] == ["b"]
 
 
 def test_a_server_and_a_site_that_go_on_in_the_same_memory_change_no_recording(rounds, tmp_path):
