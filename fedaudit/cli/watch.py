@@ -11,7 +11,7 @@ import typer
 
 from fedaudit.cli.app import new_app
 from fedaudit.cli.output import AsJson, Names, interruptible
-from fedaudit.decide.watch import Watch, follow
+from fedaudit.decide.watch import SILENCE, Watch, follow
 from fedaudit.decide.watch.page import line, plain
 from fedaudit.errors import UsageError, count_of
 from fedaudit.files import writing
@@ -36,6 +36,9 @@ def watch_command(
         bool, typer.Option("--once", help="Read the rounds that are there, then stop.")
     ] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    silence: Annotated[
+        float, typer.Option(help="Minutes without a round after which that is said, once.")
+    ] = SILENCE / 60,
     json_file: Annotated[
         Path | None, typer.Option("--json-file", help="Append one JSON line per round here.")
     ] = None,
@@ -46,13 +49,17 @@ def watch_command(
 
     Ends when the trace is closed. Exit codes: 0 no limit broken, 4 a limit broken.
     """
-    if not interval > 0:
-        raise UsageError(
-            "--interval is out of range",
-            expected="a number of seconds above 0",
-            got=f"{interval:g}",
-            remedy="--interval 1",
-        )
+    for option, given, what in (
+        ("--interval 1", interval, "seconds"),
+        ("--silence 30", silence, "minutes"),
+    ):
+        if not given > 0:
+            raise UsageError(
+                f"{option.split()[0]} is out of range",
+                expected=f"a number of {what} above 0",
+                got=f"{given:g}",
+                remedy=option,
+            )
     watch = Watch(policy, names=names)
     if watch.unwatched and not as_json:
         kept = ", ".join(watch.unwatched)
@@ -62,7 +69,19 @@ def watch_command(
     broken = rounds = 0
     with interruptible("the trace was not changed"), ExitStack() as stack:
         out = None if json_file is None else stack.enter_context(_appending(json_file))
-        for reading in follow(trace, watch, interval=interval, once=once):
+        readings = follow(
+            trace,
+            watch,
+            interval=interval,
+            once=once,
+            silence=60 * silence,
+            on_silence=lambda: typer.echo(
+                f"no round has come for {silence:g} minutes: a slow round, or a recorder that was "
+                "killed and closed nothing; still watching, Ctrl-C ends",
+                err=True,
+            ),
+        )
+        for reading in readings:
             text = json.dumps(plain(reading))
             typer.echo(text if as_json else line(reading))
             if out is not None:

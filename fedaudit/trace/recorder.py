@@ -145,6 +145,34 @@ def check_declared(declared: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
+def prepare_folder(path: Path) -> None:
+    """Make the folder of a new trace; TraceError if it holds one, or cannot be written."""
+    if (path / "manifest.json").exists():
+        raise TraceError(
+            f"{path} already holds a trace",
+            expected="an empty or new folder",
+            got="manifest.json",
+            remedy="choose another folder, or pass resume=True to continue it",
+        )
+    left = sorted(path.glob("round-*.safetensors"))
+    if left:
+        raise TraceError(
+            f"{path} holds rounds of a trace without a manifest",
+            expected="an empty or new folder",
+            got=left[0].name,
+            remedy="choose another folder, or remove these files",
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TraceError(
+            f"cannot write a trace to {path}",
+            expected="a folder that can be written",
+            got=error.strerror or str(error),
+            remedy="choose another output folder",
+        ) from None
+
+
 def another_experiment(path: Path) -> TraceError:
     return TraceError(
         f"{path} holds the trace of another experiment",
@@ -369,11 +397,11 @@ class RoundWriter:
         recording has stopped.
 
         `payload`: named arrays, one flat row of the layout `model`, or None for a message encrypted
-        on this leg (`size` then gives its bytes; `{}` with a size is the same). `step`: messages of one step crossed at the same
-        time. By default a message follows everything its sender received in this round, and never
+        on this leg (`size` then gives its bytes; `{}` with a size is the same). `step`: messages of
+        one step crossed at the same time. By default a message follows everything its sender received in this round, and never
         precedes the last recorded message. `notes`: the recorder's remarks, which did not cross the
-        wire (docs/trace-format.md). A payload without tensors and size, and with `on_error="stop"` one that
-        does not fit, is noted as refused.
+        wire (docs/trace-format.md). A payload without tensors and size, and with `on_error="stop"`
+        one that does not fit, is noted as refused.
         """
         more, at = dict(notes or {}), -1
         with self._guarded() as on:
@@ -686,12 +714,7 @@ class Recorder:
         self._refuse_unwritable()
         if self._manifest_file.exists():
             if not resume:
-                raise TraceError(
-                    f"{self.path} already holds a trace",
-                    expected="an empty or new folder",
-                    got=self._manifest_file.name,
-                    remedy="choose another folder, or pass resume=True to continue it",
-                )
+                prepare_folder(self.path)  # refuses
             self._continue(resume)
         else:
             self._begin()
@@ -712,23 +735,7 @@ class Recorder:
             ) from None
 
     def _begin(self) -> None:
-        left = sorted(self.path.glob("round-*.safetensors"))
-        if left:
-            raise TraceError(
-                f"{self.path} holds rounds of a trace without a manifest",
-                expected="an empty or new folder",
-                got=left[0].name,
-                remedy="choose another folder, or remove these files",
-            )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TraceError(
-                f"cannot write a trace to {self.path}",
-                expected="a folder that can be written",
-                got=error.strerror or str(error),
-                remedy="choose another output folder",
-            ) from None
+        prepare_folder(self.path)
         self._replace_manifest(self.manifest)
 
     def _continue(self, resume: bool | Literal["lengths"]) -> None:

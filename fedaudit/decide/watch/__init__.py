@@ -4,6 +4,6 @@ rounds.py    reads one round after another: arrivals, coverage, linkage, account
 page.py      a reading in one line, and as JSON
 """
 
-from fedaudit.decide.watch.rounds import RoundReading, Watch, follow
+from fedaudit.decide.watch.rounds import SILENCE, RoundReading, Watch, follow
 
-__all__ = ["RoundReading", "Watch", "follow"]
+__all__ = ["SILENCE", "RoundReading", "Watch", "follow"]

@@ -80,6 +80,10 @@ class _Followed:
     linkage: tuple[tuple[int, bool, int], AuditResult] | None = None
 
 
+SILENCE = 1800.0
+"""Seconds without a round after which that is said."""
+
+
 class Watch:
     """Follows one trace. `update()` reads the rounds that were added since the last call.
 
@@ -233,10 +237,16 @@ def follow(
     *,
     interval: float = 1.0,
     once: bool = False,
+    silence: float = SILENCE,
+    on_silence: Callable[[], None] = lambda: None,
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[RoundReading]:
-    """Readings of a trace until it is closed; `once`: of the rounds that are there."""
-    lost, folder = 0, Path(path)
+    """Readings of a trace until it is closed; `once`: of the rounds that are there.
+
+    `on_silence` is called once when no round has come for `silence` seconds, and again after the
+    next round: a recorder that was killed closes nothing, and a slow one is not known from it.
+    """
+    lost, quiet, folder = 0, 0.0, Path(path)
     if folder.is_file() or (once and not (folder / "manifest.json").is_file()):
         raise TraceError(
             f"there is no trace in {folder}",
@@ -246,8 +256,9 @@ def follow(
         )
     while True:
         try:
-            yield from watch.update(path)
-            lost = 0
+            readings = watch.update(path)
+            yield from readings
+            lost, quiet = 0, 0.0 if readings else quiet
         except TraceError:
             # the recorder replaces the last file when it adds the released model
             lost += 1
@@ -256,3 +267,6 @@ def follow(
         if once or watch.complete:
             return
         wait(interval)
+        if quiet < silence <= quiet + interval:
+            on_silence()
+        quiet += interval

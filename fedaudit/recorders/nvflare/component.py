@@ -19,7 +19,7 @@ from fedaudit.recorders.nvflare.messages import Named, Tensors, tensors_of
 from fedaudit.recorders.nvflare.rounds import JobRounds
 from fedaudit.recorders.watching import RoundWatch, watch_of
 from fedaudit.trace.limits import RecordingLimits
-from fedaudit.trace.recorder import check_options
+from fedaudit.trace.recorder import check_declared, check_options
 
 
 class FedauditRecorder(FLComponent):
@@ -50,6 +50,7 @@ class FedauditRecorder(FLComponent):
         super().__init__()
         limits = RecordingLimits(every=every, most_bytes=most_bytes, on_error="stop")
         check_options(dtype, purpose, retention, limits)
+        check_declared(declared)
         if stop and policy is None:
             watch_of(policy, stop)  # refuses
         # FLARE writes a job's components into its config by these names: plain values only
@@ -63,6 +64,7 @@ class FedauditRecorder(FLComponent):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             self._rounds = self._open(fl_ctx)
+            self._rounds.begin()
         elif self._rounds is not None:
             self._rounds.guarded(self._handle, self._rounds, event_type, fl_ctx)
 

@@ -18,6 +18,7 @@ from fedaudit.errors import UsageError
 from fedaudit.recorders.nvflare.messages import Named, Tensors
 from fedaudit.trace import PUBLIC, SERVER, Recorder
 from fedaudit.trace.limits import FAULTS, reason_of
+from fedaudit.trace.recorder import prepare_folder, recorded_layouts
 from fedaudit.trace.schema import FAILED, JOINED, LATE, LEFT_OUT, REFUSED
 
 Log = Callable[[str], None]
@@ -42,6 +43,11 @@ class JobRounds:
         self.declared: Sequence[Mapping[str, Any]] = ()
         self.after_round: Callable[[Path], None] = _nothing
         self.stopped = ""
+
+    def begin(self) -> None:
+        """Take the folder; if it is occupied, say so before any task is sent."""
+        with self._lock:
+            self.guarded(prepare_folder, self.path)
 
     # -- what happened ---------------------------------------------------------------------------
 
@@ -107,7 +113,10 @@ class JobRounds:
             self._flush()
         self._number = number
         self._sent[client] = kept = self._kept(content)
-        self._first = self._first or kept.arrays
+        if kept.arrays and not self._first:
+            # before the first answer: patterns that fit no tensor are refused
+            recorded_layouts(kept.arrays, self._keep["tensors"], self._keep["dtype"])
+            self._first = kept.arrays
         new = kept.arrays is not self._first and not _same(kept.arrays, self._first)
         self._moved = self._moved or (bool(kept.arrays) and new)
 

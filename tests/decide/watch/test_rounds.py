@@ -1,6 +1,7 @@
 """A growing trace, read round by round: arrivals, links, coverage, epsilon, broken limits."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -171,6 +172,41 @@ def test_following_ends_when_the_trace_does(recorder):
 
     found = follow(recorder.path, Watch(), wait=another)
     assert [r.round for r in found] == [1, 2, 3]
+
+
+def test_silence_is_told_once_and_again_after_the_next_round(recorder):
+    play(recorder)
+    told, waits = [], []
+
+    def waiting(seconds):
+        waits.append(seconds)
+        if len(waits) == 20:
+            play(recorder)
+        if len(waits) == 40:
+            recorder.close()
+
+    found = follow(
+        recorder.path,
+        Watch(),
+        interval=2.0,
+        silence=10.0,
+        on_silence=lambda: told.append(len(waits)),
+        wait=waiting,
+    )
+    assert [r.round for r in found] == [1, 2]
+    assert told == [5, 25]
+
+
+def test_the_command_tells_of_silence_and_goes_on(recorder):
+    play(recorder)
+    threading.Timer(0.5, recorder.close).start()
+    wait = ["--interval", "0.02", "--silence", "0.001"]
+    found = CliRunner().invoke(app, ["watch", str(recorder.path), *wait])
+    assert found.exit_code == 0
+    assert found.stderr.count("no round has come for 0.001 minutes") == 1
+    refused = CliRunner().invoke(app, ["watch", str(recorder.path), "--silence", "0"])
+    assert refused.exit_code != 0
+    assert "--silence is out of range" in str(refused.exception) + refused.stderr
 
 
 def test_the_command_writes_a_line_per_round_and_ends_with_4_at_a_broken_limit(recorder, tmp_path):

@@ -92,6 +92,22 @@ def test_numbers_too_large_for_their_dtype_leave_out_that_answer_alone(tmp_path,
         assert [*trace.seen_by(SERVER).updates(t).senders] == ["b"]
 
 
+def test_an_occupied_folder_and_patterns_that_fit_nothing_are_told_before_any_answer(tmp_path, log):
+    (tmp_path / "manifest.json").write_text("{}")
+    occupied = JobRounds(tmp_path, {}, KEEP, log.append)
+    occupied.begin()
+    assert "already holds a trace" in occupied.stopped
+    typo = JobRounds(tmp_path / "t", {}, {**KEEP, "tensors": "convv*"}, log.append)
+    typo.begin()
+    assert not typo.stopped
+    typo.sent(0, "a", content(0.0))
+    assert "convv*" in typo.stopped
+    play(typo, 0, 0.0, {"a": content(1.0)})
+    typo.close()
+    assert len(log) == 2
+    assert all("the job goes on" in line for line in log)
+
+
 def test_a_server_and_a_site_that_go_on_in_the_same_memory_change_no_recording(rounds, tmp_path):
     model, answer = np.zeros(2, np.float32), np.ones(2, np.float32)
     rounds.sent(0, "a", Tensors(arrays={"w": model}, size=8))

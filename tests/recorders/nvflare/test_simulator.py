@@ -132,8 +132,30 @@ def test_the_reason_of_a_failure_and_the_scope_of_a_job_are_on_record(faulty):
     assert (declared["name"], declared["scope"]) == ("privacy_scope", "research")
 
 
+def test_an_occupied_folder_is_told_when_the_run_starts_and_ends_no_job(tmp_path, caplog):
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.fl_context import FLContext
+
+    from fedaudit.recorders.nvflare import FedauditRecorder
+
+    (tmp_path / "round-00001.safetensors").write_bytes(b"")
+    component = FedauditRecorder(str(tmp_path))
+    for event in (EventType.START_RUN, EventType.AFTER_TASK_DATA_FILTER, EventType.END_RUN):
+        component.handle_event(event, FLContext())
+        assert caplog.text.count("fedaudit stopped recording") == 1
+    assert "without a manifest" in caplog.text
+    assert [f.name for f in tmp_path.iterdir()] == ["round-00001.safetensors"]
+
+
 @pytest.mark.parametrize(
-    "given", [{"dtype": "fp16"}, {"every": "5"}, {"retention": "30 dys"}, {"stop": True}]
+    "given",
+    [
+        {"dtype": "fp16"},
+        {"every": "5"},
+        {"retention": "30 dys"},
+        {"stop": True},
+        {"declared": [{"nam": "dp"}]},
+    ],
 )
 def test_wrong_options_are_refused_when_the_job_is_made(given):
     from fedaudit.errors import UsageError
