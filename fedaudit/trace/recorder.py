@@ -398,10 +398,10 @@ class RoundWriter:
 
         `payload`: named arrays, one flat row of the layout `model`, or None for a message encrypted
         on this leg (`size` then gives its bytes; `{}` with a size is the same). `step`: messages of
-        one step crossed at the same time. By default a message follows everything its sender received in this round, and never
-        precedes the last recorded message. `notes`: the recorder's remarks, which did not cross the
-        wire (docs/trace-format.md). A payload without tensors and size, and with `on_error="stop"`
-        one that does not fit, is noted as refused.
+        one step crossed at the same time. By default a message follows everything its sender
+        received in this round, and never precedes the last recorded message. `notes`: the
+        recorder's remarks, which did not cross the wire (docs/trace-format.md). A payload without
+        tensors and size, and with `on_error="stop"` one that does not fit, is noted as refused.
         """
         more, at = dict(notes or {}), -1
         with self._guarded() as on:
