@@ -27,7 +27,6 @@ COMMAND_LINES = {
     "recorders/flower/mods.py": "options of flower-supernode",
     "recorders/flower/secure.py": "options of flower-supernode",
     "recorders/flower/runtime.py": "options of flwr and of flower-superlink",
-    "recorders/flower/secure.py": "options of flower-supernode",
     "reporting/first_page.py": "the next command, printed on the first page",
     "study/audit_request.py": "the command that asks for the same audit, printed in the report",
     "study/chapters.py": "the commands that repeat a run, printed in the report",
