@@ -26,7 +26,7 @@ from fedaudit.protections.secure_aggregation.identity import verify
 from fedaudit.protections.secure_aggregation.keys import upload_view
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from client import BOUND, about
+from client import BOUND
 
 STEPS = ("keys", "shares", "upload", "view", "reveal")
 
@@ -147,7 +147,7 @@ def main():
         length=args.length,
         threshold=args.clients // 2,
         run="e" * 32,
-        about=about(args.length),  # clients with another one refuse
+        bound=BOUND,
     )
     identity = Identity(bytes.fromhex((args.keys / "-1.key").read_text()))
     server = Server(plan, identity=identity, directory=Directory(public))

@@ -43,7 +43,7 @@ from fedaudit.protections.secure_aggregation.refusals import (
     too_few,
 )
 from fedaudit.protections.secure_aggregation.ring import RingVector, add_streams, ring_dtype
-from fedaudit.settings import AtLeastTwo, Count, Whole, checked
+from fedaudit.settings import AtLeastTwo, Count, PositiveFinite, Whole, checked
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,13 +56,15 @@ class RunPlan:
     """What the aggregator asks for in a run, before it knows who answers.
 
     `complete`: masks between all pairs; None: up to 100 clients, or where a sparse graph is no
-    cheaper. `others`, `final`, `about`: see `wire.RunTerms`.
+    cheaper. `bits`, `bound`: the ring, see `RingQuantiser`. `others`, `final`, `about`: see
+    `wire.RunTerms`.
     """
 
     round: Whole
     length: Count
     threshold: AtLeastTwo = 5
     bits: int = 32
+    bound: PositiveFinite = 16.0
     quorum: Quorum = "two_thirds"
     graph: Neighbours = field(default_factory=Neighbours)
     complete: bool | None = None
@@ -90,6 +92,7 @@ class RunPlan:
             quorum=graph.quorum,
             length=self.length,
             bits=self.bits,
+            bound=float(self.bound),
             others=self.others,
             final=self.final,
             about=self.about,
