@@ -230,9 +230,9 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
     print(f"one thread, load {os.getloadavg()[0]:.1f}")
-    flower, found = has_flower(), {}
+    flower, found, counts = has_flower(), {}, sorted(set(args.clients))
     for d in args.columns:
-        for k in args.clients:
+        for k in counts:
             print(f"K={k:,} d={d:,}")
             own: dict[str, Any] = {}
             if RunPlan(round=1, length=d, complete=False).graph_of(k).complete is False:
@@ -247,7 +247,7 @@ def main() -> None:
                 if flower and k <= args.flower_up_to:
                     against_flower(own, "all pairs", k, d, graph, k)
             found[f"{k},{d}"] = own
-        growth(found, args.clients, d)
+        growth(found, counts, d)
     print(f"load {os.getloadavg()[0]:.1f}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
