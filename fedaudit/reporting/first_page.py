@@ -508,7 +508,7 @@ def can(a: VariantAnswer) -> str:
     if not words.learns or e is None:
         return f"answer: {a.finding.question}" if a.finding.question else "learn about clients"
     base = "" if e.baseline is None else number(e.baseline, percent)
-    what = words.learns.format(value=number(e.value, percent), baseline=base)
+    what = words.learns.format(value=value_text(e.value, percent=percent), baseline=base)
     return f"{what} {assumed(a, measure)}".rstrip()
 
 
@@ -658,8 +658,10 @@ def _worst(part: FederationOverview) -> list[WorstFinding]:
             counted = words_for(a.finding.audit).counted
             e = a.finding.estimate
             many = f"{value} {counted[e.value != 1]}" if counted and e else value
-            shown = ", ".join(t for t in (many, _chance(a)) if t)
-            text = f"{_who_can([a])} ({shown})." if shown else f"{_who_can([a])}."
+            who = _who_can([a])
+            said = bool(cell.number) and cell.number in who  # "rebuild 37.3 % of records"
+            shown = ", ".join(filter(None, ("" if said else many, _chance(a))))
+            text = f"{who} ({shown})." if shown else f"{who}."
         elif a.finding.verdict == "disagreement":
             text = a.finding.statement
         elif a.finding.estimate is None:

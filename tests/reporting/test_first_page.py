@@ -109,8 +109,10 @@ def planted(adjusted):
 def test_a_reading_that_assumes_more_says_what_it_assumes():
     """Rebuilding by planted weights is no feat of a server that only watches."""
     s = summed(chapter("bare", [planted({"records_rebuilt_dishonest": 0.001})]))
-    assert s.today.startswith("Today the server can rebuild 40.0 % of records if it plants weights")
+    assert s.today.startswith("Today the server can rebuild 40 % of records if it plants weights")
     assert "if it plants weights" in s.rows[0].cells[0].beside
+    (worst,) = [w for w in s.worst if w.audit == "reconstruction"]
+    assert worst.sentence == "the server can rebuild 40 % of records if it plants weights."
     (exposed,) = [c.texts[0] for c in s.costs if c.label == "most exposed client"]
     assert exposed.startswith("c: 30 % (15 to 60 %), all 10.0 %")
 
