@@ -170,12 +170,13 @@ def has_flower() -> bool:
 def line(name: str, k: int, watch: Watch, neighbours: int) -> dict[str, Any]:
     each, server = watch.seconds["clients"] / k, watch.seconds["server"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # kB on Linux
-    print(
-        f"  {name:11} client {1e3 * each:9.1f} ms  server {server:8.2f} s  "
-        f"all {each * k + server:9.2f} s  {watch.bytes / k / 1e3:9.1f} kB a client  "
-        f"peak {peak:6.2f} GB",
-        flush=True,
-    )
+    more = "clients alone, bytes not counted"
+    if server:
+        more = (
+            f"server {server:8.2f} s  all {each * k + server:9.2f} s  "
+            f"{watch.bytes / k / 1e3:9.1f} kB a client  peak {peak:6.2f} GB"
+        )
+    print(f"  {name:11} client {1e3 * each:9.1f} ms  {more}", flush=True)
     return {
         "neighbours": neighbours,
         "client": each,
