@@ -25,6 +25,7 @@ COMMAND_LINES = {
     "protections/guard/files.py": "the source that is stored in a calibration",
     "recorders/flower/engine.py": "options of flower-supernode",
     "recorders/flower/mods.py": "options of flower-supernode",
+    "recorders/flower/secure.py": "options of flower-supernode",
     "recorders/flower/runtime.py": "options of flwr and of flower-superlink",
     "reporting/first_page.py": "the next command, printed on the first page",
     "study/audit_request.py": "the command that asks for the same audit, printed in the report",
