@@ -410,6 +410,13 @@ class Client:
             )
         if not vector.flags.c_contiguous:
             raise malformed("the vector is not contiguous", "one piece of memory", "strides")
+        signed, most = vector.view(f"<i{dtype.itemsize}"), self.ring().largest
+        if signed.max() > most or signed.min() < -most:
+            raise malformed(
+                "the vector does not fit this run's ring: the sum could wrap",
+                f"up to {most} in size, as Client.ring encodes numbers up to its bound",
+                "more",
+            )
 
     def _open_inbox(self, inbox: bytes, about: str) -> bytes:
         """The inbox of this run, for whoever received what the roster states."""

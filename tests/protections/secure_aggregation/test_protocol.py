@@ -425,6 +425,15 @@ def test_the_ring_is_in_what_everybody_signs(parties):
         run.server.accept_shares(0, message)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_vector_of_a_ring_for_fewer_clients_is_refused_where_the_sum_could_wrap(parties, sign):
+    run = parties(5, size=3).keys().share()
+    client, inbox = run.clients[0], run.server.inbox(0)
+    with pytest.raises(Malformed, match="could wrap"):
+        client.upload(inbox, RingQuantiser(16.0, 1).encode(np.full(3, sign * 16.0)))
+    client.upload(inbox, client.ring().encode(np.full(3, sign * 16.0)))
+
+
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("inf"), float("nan"), 16, "16", None, True])
 def test_a_ring_that_is_none_is_refused(parties, bound):
     run = parties(5).keys()
