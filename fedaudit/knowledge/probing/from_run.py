@@ -36,14 +36,7 @@ def build_games(
     audit: ActiveMembership, records: Records, trace: Trace, config: Config | None, seed: Seed
 ) -> Games:
     """The games of an audit with the clients of a run."""
-    if config is not None and config.federation.aggregation == "gossip":
-        raise NotApplicable(
-            "no party sends models to all clients",
-            code="no_server",
-            expected="a server that can plant weights",
-            got='aggregation = "gossip"',
-            remedy='audit a federation with a server: aggregation = "fedavg"',
-        )
+    _need_server(config)
     task = records.task
     encoded = {party: task.encode(data) for party, data in records.own.items()}
     rows = RecordRows.of(task, [*encoded.values(), task.encode(records.others)])
@@ -67,15 +60,9 @@ def build_games(
     noise = noise_by_place(protections, clients_in(encoded))
     asked = audit.adversary == "own_model"
     why = drowned(training, noise, randomised=local is not None and not asked)
-    inside = asked or (audit.adversary == "auto" and not why)
     if asked and training is not None and why:
-        raise NotApplicable(
-            "nothing of ours can be planted in the run's own model",
-            code="noisy_uploads",
-            expected="records and uploads without noise, or DP-SGD",
-            got=why,
-            remedy='adversary = "fc": what a server could do if clients accept any architecture',
-        )
+        raise _noisy_uploads(why)
+    inside = asked or (audit.adversary == "auto" and not why)
     if universe.merged:
         remarks.append(f"{universe.merged} records equal another after encoding and count once")
     if audit.adversary == "attention":
@@ -122,6 +109,28 @@ def build_games(
         own_model=inner,
         training=None if inner is None else training,
         granted=why if audit.adversary == "auto" else "",
+    )
+
+
+def _need_server(config: Config | None) -> None:
+    """Refuse federations in which no party sends models to all clients."""
+    if config is not None and config.federation.aggregation == "gossip":
+        raise NotApplicable(
+            "no party sends models to all clients",
+            code="no_server",
+            expected="a server that can plant weights",
+            got='aggregation = "gossip"',
+            remedy='audit a federation with a server: aggregation = "fedavg"',
+        )
+
+
+def _noisy_uploads(why: str) -> NotApplicable:
+    return NotApplicable(
+        "nothing of ours can be planted in the run's own model",
+        code="noisy_uploads",
+        expected="records and uploads without noise, or DP-SGD",
+        got=why,
+        remedy='adversary = "fc": what a server could do if clients accept any architecture',
     )
 
 
