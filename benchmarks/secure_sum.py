@@ -170,12 +170,13 @@ def has_flower() -> bool:
 def line(name: str, k: int, watch: Watch, neighbours: int) -> dict[str, Any]:
     each, server = watch.seconds["clients"] / k, watch.seconds["server"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # kB on Linux
-    print(
-        f"  {name:11} client {1e3 * each:9.1f} ms  server {server:8.2f} s  "
-        f"all {each * k + server:9.2f} s  {watch.bytes / k / 1e3:9.1f} kB a client  "
-        f"peak {peak:6.2f} GB",
-        flush=True,
-    )
+    more = "clients alone, bytes not counted"
+    if server:
+        more = (
+            f"server {server:8.2f} s  all {each * k + server:9.2f} s  "
+            f"{watch.bytes / k / 1e3:9.1f} kB a client  peak {peak:6.2f} GB"
+        )
+    print(f"  {name:11} client {1e3 * each:9.1f} ms  {more}", flush=True)
     return {
         "neighbours": neighbours,
         "client": each,
@@ -230,9 +231,9 @@ def main() -> None:
     parser.add_argument("--json")
     args = parser.parse_args()
     print(f"one thread, load {os.getloadavg()[0]:.1f}")
-    flower, found = has_flower(), {}
+    flower, found, counts = has_flower(), {}, sorted(set(args.clients))
     for d in args.columns:
-        for k in args.clients:
+        for k in counts:
             print(f"K={k:,} d={d:,}")
             own: dict[str, Any] = {}
             if RunPlan(round=1, length=d, complete=False).graph_of(k).complete is False:
@@ -247,7 +248,7 @@ def main() -> None:
                 if flower and k <= args.flower_up_to:
                     against_flower(own, "all pairs", k, d, graph, k)
             found[f"{k},{d}"] = own
-        growth(found, args.clients, d)
+        growth(found, counts, d)
     print(f"load {os.getloadavg()[0]:.1f}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

@@ -6,7 +6,6 @@
 """
 
 import argparse
-import hashlib
 import http.client
 import json
 import os
@@ -28,12 +27,7 @@ from fedaudit.protections.secure_aggregation import (
 )
 
 BOUND = 16.0
-"""No number of a vector may be larger: the same for all, or their sum means nothing."""
-
-
-def about(length):
-    """Digest of what everybody has to agree on; a training adds the model that it sends."""
-    return hashlib.sha256(f"a sum of {length} numbers up to {BOUND}".encode()).hexdigest()
+"""No number of a vector may be larger. Terms that state another bound are refused."""
 
 
 class Line:
@@ -98,16 +92,15 @@ def main():
         ledger=ClientLedger(
             args.number, threshold=threshold, path=args.keys / f"{args.number}.ledger"
         ),
-        rules=ClientRules(threshold=threshold),
+        rules=ClientRules(threshold=threshold, bound=BOUND),
     )
     line = Line(args.port, args.number, identity)
-    digest = about(args.length)
     try:
         roster = line.send("keys", client.advertise())
         inbox = line.send("shares", client.share(roster))
-        vector = client.ring(BOUND).encode(update(args.number, args.length))
-        line.send("upload", client.upload(inbox, vector, digest))
-        again = client.upload(inbox, vector, digest)  # a retry: the same bytes
+        vector = client.ring().encode(update(args.number, args.length))
+        line.send("upload", client.upload(inbox, vector))
+        again = client.upload(inbox, vector)  # a retry: the same bytes
         uploads = line.send("upload", again)
         if args.die:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -61,7 +61,8 @@ def main():
     total = sum(update(n, LENGTH) for n in range(CLIENTS))
     error = float(np.abs(np.array(result["sum"]) - total).max())
     bound = RingQuantiser(BOUND, CLIENTS).error(CLIENTS)
-    print(f"client 3 was killed ({said[3][1]}), client 5 lied: {result['liars']}")
+    lies = {int(n): len(shares) for n, shares in result["liars"].items()}
+    print(f"client 3 was killed ({said[3][1]}), wrong shares: {lies}")
     print(f"the sum of {result['of']}, off by {error:.1e} (at most {bound:.1e})")
     result, said = run(folder / "lie", ("--lie", "--patience", "3"))
     print(f"a server with two lists: {result.get('refused', 'a sum')}")

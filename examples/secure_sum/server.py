@@ -21,12 +21,13 @@ from fedaudit.protections.secure_aggregation import (
     RingQuantiser,
     RunPlan,
     Server,
+    wire,
 )
 from fedaudit.protections.secure_aggregation.identity import verify
 from fedaudit.protections.secure_aggregation.keys import upload_view
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from client import BOUND, about
+from client import BOUND
 
 STEPS = ("keys", "shares", "upload", "view", "reveal")
 
@@ -66,10 +67,11 @@ class Round:
         at = STEPS.index(step)
         before = self.came[STEPS[at - 1]] if at else set(self.public) - {-1}
         with self.closed:
-            if at:  # for keys patience begins with the first: processes take their time to start
+            if at:  # for keys patience begins with the first, five times: processes have to start
                 self.since[step] = self.since[step] or time.monotonic()
+            patience = self.patience * (1 if at else 5)
             while not self.came[step] >= before:
-                left = (self.since[step] or time.monotonic()) + self.patience - time.monotonic()
+                left = (self.since[step] or time.monotonic()) + patience - time.monotonic()
                 if left <= 0:
                     break
                 self.closed.wait(min(left, 0.2))
@@ -94,8 +96,18 @@ class Round:
         return message
 
 
+def longest(plan, clients):
+    """Bytes of the longest message that a client has to send: its vector, or shares for all."""
+    body = max(plan.length * plan.bits // 8, clients * wire.SHARED_BYTES)
+    return body + wire.RECORD_BYTES
+
+
 def handler(round_):
+    most = longest(round_.server.plan, len(round_.public))
+
     class Handler(BaseHTTPRequestHandler):
+        timeout = 60  # seconds without a byte
+
         def log_message(self, *_):
             pass
 
@@ -105,9 +117,14 @@ def handler(round_):
                 _, step, number = self.path.split("/")
                 who = int(number)
                 signature = bytes.fromhex(self.headers.get("Signature", ""))
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                size = int(self.headers.get("Content-Length", 0))
+                if size < 0:
+                    raise ValueError(size)
             except ValueError:
-                return self.reply(400, b"/STEP/NUMBER with a signature in hex")
+                return self.reply(400, b"/STEP/NUMBER with a signature in hex, and a length")
+            if size > most:
+                return self.reply(413, f"too long: {size} bytes, at most {most}".encode())
+            body = self.rfile.read(size)
             if step not in STEPS:
                 return self.reply(400, b"no step of the protocol")
             content = self.path.encode() + b"|" + body
@@ -147,7 +164,7 @@ def main():
         length=args.length,
         threshold=args.clients // 2,
         run="e" * 32,
-        about=about(args.length),  # clients with another one refuse
+        bound=BOUND,
     )
     identity = Identity(bytes.fromhex((args.keys / "-1.key").read_text()))
     server = Server(plan, identity=identity, directory=Directory(public))

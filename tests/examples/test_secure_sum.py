@@ -39,6 +39,7 @@ def test_a_killed_client_and_a_liar_cost_nothing_and_a_lying_server_gets_no_sum(
     assert np.abs(np.array(result["sum"]) - total).max() <= RingQuantiser(16.0, 8).error(8)
     assert result["of"] == list(range(8))
     assert list(result["liars"]) == ["5"]
+    assert sorted(result["liars"]["5"]) == [f"share of client {n}" for n in range(8)]
     assert said[3][1] == -9  # killed, after its upload
     assert all(code == 0 for n, (_, code) in said.items() if n != 3)
     assert "sum" not in refused
@@ -71,6 +72,14 @@ def test_requests_that_are_none_are_refused_and_the_server_goes_on(example, tmp_
             answer = link.getresponse()
             answer.read()
             assert answer.status == expected
+            link.close()
+        for length, expected in (("4041", 403), ("9" * 12, 413), ("-1", 400), ("1e3", 400)):
+            link = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            link.putrequest("POST", "/keys/1")
+            link.putheader("Content-Length", length)
+            link.endheaders(b"x" * 4041 if expected == 403 else b"")
+            answer = link.getresponse()
+            assert (answer.status, b"too long" in answer.read()) == (expected, expected == 413)
             link.close()
         process.kill()
         assert "Traceback" not in process.stderr.read()

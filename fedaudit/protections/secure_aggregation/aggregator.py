@@ -158,7 +158,7 @@ class SecureAggregator:
         self.refuse_isolating, self.masks, self.quorum = refuse_isolating, masks, quorum
         self.ledger = Ledger()
         self.complete = complete
-        self._rules = ClientRules(threshold=threshold, quorum=quorum)
+        self._rules = ClientRules(threshold=threshold, quorum=quorum, bound=bound)
         self._budget, self._random, self._draw = budget, random, draw
         self._history = [] if history is None else history
         self._identities: dict[int, Identity] = {}
@@ -256,6 +256,7 @@ class SecureAggregator:
             length=len(next(iter(self._vectors.values()))),
             threshold=self.threshold,
             bits=self.modulus_bits,
+            bound=self.bound,
             quorum=self.quorum,
             others=self._earlier(),
             about=self._about,

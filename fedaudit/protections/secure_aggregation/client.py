@@ -60,6 +60,7 @@ from fedaudit.protections.secure_aggregation.ledger import (
 )
 from fedaudit.protections.secure_aggregation.refusals import (
     Forged,
+    OtherRing,
     OutOfOrder,
     SplitView,
     WeakTerms,
@@ -72,7 +73,7 @@ from fedaudit.protections.secure_aggregation.ring import (
     add_streams,
     ring_dtype,
 )
-from fedaudit.settings import AtLeastTwo, Whole, checked
+from fedaudit.settings import AtLeastTwo, PositiveFinite, Whole, checked
 
 STEPS = ("advertise", "share", "upload", "confirm", "reveal")
 _KEPT = (
@@ -100,13 +101,15 @@ class ClientRules:
     "majority" (more than n/2: a lying server alone) or "threshold" (the threshold, whatever n is:
     the server must follow the protocol, since it can show two halves two lists and open a client).
     `graph`: what a sparse graph must keep; `all_pairs_up_to` so many clients none is accepted: it
-    counts on far fewer colluding ones, and the server chooses.
+    counts on far fewer colluding ones, and the server chooses. `bound`: largest number of a vector;
+    a run with another one is refused, since vectors of different units have no sum.
     """
 
     threshold: AtLeastTwo = 5
     quorum: Quorum = "two_thirds"
     graph: Neighbours = field(default_factory=Neighbours)
     all_pairs_up_to: Whole = COMPLETE_UP_TO
+    bound: PositiveFinite = 16.0
 
 
 class Client:
@@ -204,10 +207,10 @@ class Client:
         request = given.head + given.context
         return self._once("share", request, lambda: self._share(given, request))
 
-    def ring(self, bound: float) -> RingQuantiser:
-        """The roster's ring for numbers up to `bound`: the same for all whose masks cancel."""
+    def ring(self) -> RingQuantiser:
+        """The ring that the roster states: the same for all whose masks cancel."""
         roster = self._shown()
-        return RingQuantiser(bound, len(roster), roster.terms.bits)
+        return RingQuantiser(roster.terms.bound, len(roster), roster.terms.bits)
 
     def before_training(self, inbox: bytes, about: str) -> bytes | None:
         """Check the request of step 3 before the vector is computed; once in a run.
@@ -337,6 +340,13 @@ class Client:
             raise _forged("this client's own record", "the keys that it sent")
         if n < max(rules.threshold, 2):
             raise too_few(n, rules.threshold, "before keys were shared")
+        if terms.bound != rules.bound:
+            raise OtherRing(
+                "the run's ring is not this client's: their sum would mean nothing",
+                expected=f"numbers up to {rules.bound:g}",
+                got=f"up to {terms.bound:g}",
+                remedy="give RunPlan and every client's ClientRules the same bound",
+            )
         if terms.threshold < rules.threshold:
             raise _weak("threshold", f"at least {rules.threshold}", terms.threshold)
         if not 1 <= terms.neighbours <= n - 1 or not 1 <= terms.quorum <= terms.neighbours + 1:
@@ -400,6 +410,13 @@ class Client:
             )
         if not vector.flags.c_contiguous:
             raise malformed("the vector is not contiguous", "one piece of memory", "strides")
+        signed, most = vector.view(f"<i{dtype.itemsize}"), self.ring().largest
+        if signed.max() > most or signed.min() < -most:
+            raise malformed(
+                "the vector does not fit this run's ring: the sum could wrap",
+                f"up to {most} in size, as Client.ring encodes numbers up to its bound",
+                "more",
+            )
 
     def _open_inbox(self, inbox: bytes, about: str) -> bytes:
         """The inbox of this run, for whoever received what the roster states."""

@@ -49,6 +49,12 @@ class WeakTerms(RunRefused):
     code = "weak_terms"
 
 
+class OtherRing(RunRefused):
+    """Numbers quantised in another unit than this client's."""
+
+    code = "other_ring"
+
+
 class WrongShares(RunRefused):
     """Shares that do not restore what their owner committed to."""
 

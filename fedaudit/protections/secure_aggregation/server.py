@@ -43,7 +43,7 @@ from fedaudit.protections.secure_aggregation.refusals import (
     too_few,
 )
 from fedaudit.protections.secure_aggregation.ring import RingVector, add_streams, ring_dtype
-from fedaudit.settings import AtLeastTwo, Count, Whole, checked
+from fedaudit.settings import AtLeastTwo, Count, PositiveFinite, Whole, checked
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,13 +56,15 @@ class RunPlan:
     """What the aggregator asks for in a run, before it knows who answers.
 
     `complete`: masks between all pairs; None: up to 100 clients, or where a sparse graph is no
-    cheaper. `others`, `final`, `about`: see `wire.RunTerms`.
+    cheaper. `bits`, `bound`: the ring, see `RingQuantiser`. `others`, `final`, `about`: see
+    `wire.RunTerms`.
     """
 
     round: Whole
     length: Count
     threshold: AtLeastTwo = 5
     bits: int = 32
+    bound: PositiveFinite = 16.0
     quorum: Quorum = "two_thirds"
     graph: Neighbours = field(default_factory=Neighbours)
     complete: bool | None = None
@@ -90,6 +92,7 @@ class RunPlan:
             quorum=graph.quorum,
             length=self.length,
             bits=self.bits,
+            bound=float(self.bound),
             others=self.others,
             final=self.final,
             about=self.about,
@@ -125,7 +128,7 @@ class Server:
         self._shared_bits = self._view = self._uploads = self._signed = b""
         self._views: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, tuple[int, bytes]]] = {}
-        self.liars: dict[int, str] = {}
+        self.liars: dict[int, list[str]] = {}
         self.masked: RingVector = np.zeros(plan.length, dtype=ring_dtype(plan.bits))
         self.sharing: tuple[int, ...] = ()
         self._inside: set[int] = set()
@@ -280,7 +283,7 @@ class Server:
             if digest == entry[at : at + wire.DIGEST_BYTES]:
                 out[owner] = share
             else:  # it has compared the share with the digest before: its own lie
-                self.liars[number] = f"share of client {owner}"
+                self.liars.setdefault(number, []).append(f"share of client {owner}")
         self._revealed[number] = {owner: (given[owner][0], share) for owner, share in out.items()}
         self._remember("shares revealed", number, message)
 
@@ -407,11 +410,13 @@ class Server:
             raise malformed("a client has no part in this step", "one of the run's", number)
 
 
-def _wrong(owner: int, liars: dict[int, str] | None = None) -> WrongShares:
-    names = ", ".join(f"client {n} ({why})" for n, why in sorted((liars or {}).items()))
+def _wrong(owner: int, liars: dict[int, list[str]] | None = None) -> WrongShares:
+    told = sorted((liars or {}).items())
+    names = ", ".join(f"client {n}" for n, _ in told)
+    lies = ", ".join(f"client {n} ({len(lies)} in all)" for n, lies in told)
     return WrongShares(
         f"the shares of client {owner} do not restore what it committed to",
         expected="shares of its key and seed",
-        got=f"wrong ones from {names}" if names else "others",
+        got=f"wrong ones from {lies}" if names else "others",
         remedy=f"repeat without client {owner}" + (f", {names}" if names else ""),
     )

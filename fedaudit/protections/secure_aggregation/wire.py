@@ -18,6 +18,7 @@ altered on its way is refused and not added up.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterable, Sequence
@@ -143,9 +144,9 @@ class RunTerms:
     """What all parties of a run agree on; part of every key and signature.
 
     `run`: hex label, unique to the run. `threshold`: fewest clients in the sum. `neighbours` and
-    `quorum`: k and t of `graph`. `length` numbers of `bits` bits. `others`: member lists of the
-    round's other sums, answered and planned; `final`: there will be no more. `about`: digest (hex)
-    of what every client received to train with.
+    `quorum`: k and t of `graph`. `length` numbers up to `bound`, as integers modulo
+    2^`bits`. `others`: member lists of the round's other sums, answered and planned; `final`: there
+    will be no more. `about`: digest (hex) of what every client received to train with.
     """
 
     run: str
@@ -155,6 +156,7 @@ class RunTerms:
     quorum: int
     length: int
     bits: int
+    bound: float
     others: tuple[tuple[int, ...], ...] = ()
     final: bool = False
     about: str = ""
@@ -167,6 +169,7 @@ class RunTerms:
         lists = lists and min(named, default=0) >= 0 and max(named, default=0) < 2**63
         check_run(self.run)
         fits = numbers and self.bits in (32, 64) and self.threshold >= 2 and self.length >= 1
+        fits = fits and type(self.bound) is float and 0 < self.bound < math.inf
         if not (fits and lists and type(self.final) is bool and type(self.about) is str):
             raise malformed("the terms of a run are out of range", "see RunTerms", repr(self)[:200])
 

@@ -82,7 +82,6 @@ _REQUEST = {
     "run": str,
     "round": int,
     "message": bytes,
-    "bound": float,
     "most": int,
     "weight": str,
 }
@@ -126,14 +125,15 @@ def secure_sum_mod(
 
     `threshold`: fewest clients in a sum. `bound`, `most_examples` and `weight` (the metric that
     weighs a reply) are those of the strategy: a server that could choose them would learn from
-    refusals how large one client's update or data is. `budget`: what all rounds of all trainings
+    refusals how large one client's update or data is. `rules` stands for threshold and bound.
+    `budget`: what all rounds of all trainings
     may tell about a client; None: no limit. `only_final`: see `ClientLedger`. A message to train
     without the protocol is refused; one to evaluate is passed on.
     """
     about = _MaskedReplies(
         keys=keys,
-        rules=rules or ClientRules(threshold=threshold),
-        limits={"bound": float(bound), "most": int(most_examples), "weight": weight},
+        rules=rules or ClientRules(threshold=threshold, bound=bound),
+        limits={"most": int(most_examples), "weight": weight},
         budget=budget,
         only_final=only_final,
     )
@@ -182,7 +182,7 @@ class _MaskedReplies:
                 "the server states other limits of updates than this client",
                 expected=str(self.limits),
                 got=str(told),
-                remedy="give strategy and mod the same bound, most_examples and weight",
+                remedy="give strategy and mod the same most_examples and weight",
             )
         client, step = self._client(record, context), record["step"]
         if step != "advertise" or _has_begun(context, client.run):
@@ -284,7 +284,7 @@ def _upload(
     if kept is not None:
         return kept
     try:
-        vector = _vector(message, record, context, call_next, client.ring(record["bound"]))
+        vector = _vector(message, record, context, call_next, client.ring())
         return client.upload(record["message"], vector, digest)
     except Exception as error:  # its kind alone could tell how large an update is
         _log.warning("fedaudit secure sum: training failed: %s", error)
@@ -379,6 +379,7 @@ class SecureSumStrategy(Strategy):
             length=size + 1,
             threshold=self.threshold,
             bits=self._ring.bits,
+            bound=self.bound,
             final=True,  # one sum a round: clients allow no other
             about="".join(digests) if len(digests) == 1 else "",
         )
@@ -505,7 +506,6 @@ class SecureSumStrategy(Strategy):
                 "run": plan.run,
                 "round": plan.round,
                 "message": message,
-                "bound": self.bound,
                 "most": self.most_examples,
                 "weight": self._weight,
             }

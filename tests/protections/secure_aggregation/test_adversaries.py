@@ -270,19 +270,20 @@ def test_sealed_shares_lost_or_altered_on_the_way_harm_nobody(parties):
 # -- lying clients -------------------------------------------------------------------------------
 
 
-def lie(run, liar, owner):
-    """What a client reveals, with a wrong share of one owner."""
+def lie(run, liar, *owners):
+    """What a client reveals, with a wrong share of each owner."""
     entries = run.entries_of(run.clients[liar].reveal(run.server.views(liar)))
-    entries[owner] = entries[owner][:5] + bytes([entries[owner][5] ^ 1]) + entries[owner][6:]
+    for owner in owners:
+        entries[owner] = entries[owner][:5] + bytes([entries[owner][5] ^ 1]) + entries[owner][6:]
     return run.sign(liar, "reveal", run.pack(entries))
 
 
 def test_a_wrong_share_is_left_out_and_its_sender_named(parties):
     run = parties(7).keys().share().upload(range(6)).confirm()
-    run.server.accept_reveal(0, lie(run, 0, 3))
+    run.server.accept_reveal(0, lie(run, 0, 3, 5))
     run.reveal(range(1, 6))
     assert np.array_equal(run.open(), run.total(range(6)))
-    assert run.server.liars == {0: "share of client 3"}
+    assert run.server.liars == {0: ["share of client 3", "share of client 5"]}
 
 
 def test_too_many_wrong_shares_are_a_refusal_that_names_them(parties):

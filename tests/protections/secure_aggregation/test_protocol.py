@@ -1,8 +1,6 @@
 """Five steps of every client: exact sums, uniform uploads, nothing twice, nothing out of order."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from hashlib import sha256
 from itertools import chain, combinations
 
 import numpy as np
@@ -17,10 +15,12 @@ from fedaudit.protections.secure_aggregation import (
     Forged,
     Malformed,
     Neighbours,
+    OtherRing,
     OutOfOrder,
     RingQuantiser,
     SplitView,
     TooFewLeft,
+    wire,
 )
 from fedaudit.protections.secure_aggregation.keys import derive, own_mask
 from fedaudit.protections.secure_aggregation.ring import add_streams
@@ -395,19 +395,48 @@ def test_a_client_takes_no_other_client_s_ledger(parties):
 
 
 @pytest.mark.parametrize("bound", [16.0, 8.0])
-def test_a_client_with_another_ring_is_told_by_the_digest_that_states_it(parties, bound):
-    """Nobody sees a vector's unit: a digest that names the bound holds all to one."""
-    digest = {b: sha256(f"numbers up to {b}".encode()).hexdigest() for b in (16.0, bound)}
-    run = parties(5, size=3, about=digest[16.0]).keys().share()
-    run.vectors = {c: client.ring(16.0).encode(np.ones(3)) for c, client in run.clients.items()}
-    run.vectors[4] = run.clients[4].ring(bound).encode(np.ones(3))
-    for c, client in run.clients.items():
-        ask = partial(client.upload, run.server.inbox(c), run.vectors[c])
-        if c == 4 and bound != 16.0:
-            with pytest.raises(SplitView):
-                ask(digest[bound])
-            continue
-        run.server.accept_upload(c, ask(digest[16.0]))
-    run.uploads = run.server.uploads_message()
-    total = RingQuantiser(16.0, 5).decode(run.confirm().reveal().open())
-    assert np.allclose(total, len(run.server.uploaded), atol=1e-6)
+def test_a_client_with_another_ring_is_refused_before_it_masks(parties, bound):
+    """Nobody sees a vector's unit: five ones summed to six."""
+    run = parties(5, size=3, rules=ClientRules(threshold=2, bound=16.0))
+    run.clients[4].rules = ClientRules(threshold=2, bound=bound)
+    run.keys()
+    if bound != 16.0:
+        with pytest.raises(OtherRing, match="not this client's") as refused:
+            run.clients[4].share(run.roster)
+        assert (refused.value.code, refused.value.got) == ("other_ring", "up to 16")
+    own = [c for c, client in run.clients.items() if client.rules.bound == 16.0]
+    run.share(own)
+    run.vectors = {c: run.clients[c].ring().encode(np.ones(3)) for c in own}
+    total = RingQuantiser(16.0, 5).decode(run.upload(own).confirm().reveal().open())
+    assert np.allclose(total, len(own), atol=1e-6)
+
+
+def test_the_ring_is_in_what_everybody_signs(parties):
+    """A server that shows one client another ring gives it a context that nobody else has."""
+    run = parties(5).keys()
+    records = list(run.server._records.values())
+    other = run.signed_roster(records, {"bound": 8.0})
+    assert wire.Roster(other).context != run.server._context
+    with pytest.raises(OtherRing):
+        run.clients[0].share(other)
+    run.clients[0].rules = ClientRules(threshold=2, bound=8.0)
+    message = run.clients[0].share(other)
+    with pytest.raises(Forged):
+        run.server.accept_shares(0, message)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_vector_of_a_ring_for_fewer_clients_is_refused_where_the_sum_could_wrap(parties, sign):
+    run = parties(5, size=3).keys().share()
+    client, inbox = run.clients[0], run.server.inbox(0)
+    with pytest.raises(Malformed, match="could wrap"):
+        client.upload(inbox, RingQuantiser(16.0, 1).encode(np.full(3, sign * 16.0)))
+    client.upload(inbox, client.ring().encode(np.full(3, sign * 16.0)))
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("inf"), float("nan"), 16, "16", None, True])
+def test_a_ring_that_is_none_is_refused(parties, bound):
+    run = parties(5).keys()
+    terms = run.server.roster.terms
+    with pytest.raises(Malformed, match="out of range"):
+        wire.RunTerms(**{**vars(terms), "bound": bound})

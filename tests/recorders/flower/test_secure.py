@@ -90,8 +90,12 @@ def test_the_model_is_that_of_plain_averaging(keys, tmp_path):
         view.updates(1)
     assert round_queries(view, 1).queries.tolist() == [[1] * NODES]
     ((at, total),) = [(i, m) for i, m in view.indexed(1) if m.kind == "sum"]
-    exact = sum((10 + n) * np.float32(0.1) * (n + 1) for n in range(NODES)) * np.arange(4)
-    assert np.abs(view.payload(1, at) - exact).max() <= total.metadata["error"] + 1e-5
+    # as the clients make it, in float32; its sum in float64
+    row = np.arange(4, dtype=np.float32)
+    made = [np.float32(0.1) * (n + 1) * row for n in range(NODES)]
+    exact = sum((10 + n) * update.astype(np.float64) for n, update in enumerate(made))
+    stored = view.payload(1, at).astype(np.float64)
+    assert np.abs(stored - exact).max() <= total.metadata["error"]  # float32 storage included
     assert total.metadata["error"] < 1e-5
     assert total.metadata["total weight"] == sum(10 + n for n in range(NODES))
     assert trace.manifest.declared[0]["quorum"] == "two_thirds"
