@@ -705,6 +705,8 @@ def _next_step(part: FederationOverview, best: Alternative | None, place: str) -
             "Then, IT",
             _command("harden", config, "--limit", "verdict"),
         )
+    if left and base.trust:
+        return None  # a recording behind a protection: another one on top would not be this one
     if left:
         return NextStep(
             "Then, IT",

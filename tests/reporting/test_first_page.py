@@ -230,6 +230,9 @@ def test_next_is_the_step_that_the_findings_ask_for():
     for command, one in steps.items():
         assert summed(one).step.command == f"fedaudit {command}"
     assert summed(replace(leaking, folder=None)).step is None
+    # a recording looked at behind a protection: the same command would lead in a circle
+    behind = chapter("sums", [result(MEMBERS)], trust={"secure_sum": "the aggregator"}, config="")
+    assert summed(behind).step is None
 
 
 def test_a_page_does_not_show_where_its_folder_lies(tmp_path):
