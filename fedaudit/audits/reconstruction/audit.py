@@ -231,15 +231,15 @@ class Reconstruction(Audit):
             )
         ends = _ends(task, prior)
         found, notes = _Found(), list(knowledge.notes)
-        if ends.first:
+        if ends.first is not None:
             for one in seen:
-                self._from_units(one, task, ends, prior, found)
+                self._from_units(one, task, ends.first, prior, found)
         else:
             notes.append("no linear layer with a bias sees the record: dW / db gives nothing")
         try:
             tried = self._by_matching(seen, task, ends, prior, streams, found)
         except NotApplicable as error:
-            if not ends.first:
+            if ends.first is None:
                 raise
             tried = 0
             notes.append(f"no gradient matching: {error.what}")
@@ -247,7 +247,7 @@ class Reconstruction(Audit):
         for played in planted:
             for name, x in dishonest.read(played, prior, self.guesses):
                 found.add(x, name, 1, "planted")
-        if not ends.first and not tried:
+        if ends.first is None and not tried:
             raise NotApplicable(
                 "neither way of rebuilding applies to this model",
                 code="no_input_layer",
@@ -270,11 +270,11 @@ class Reconstruction(Audit):
         )
 
     def _from_units(
-        self, one: SeenRows, task: Task, ends: LinearEnds, prior: Prior, found: _Found
+        self, one: SeenRows, task: Task, first: tuple[str, str], prior: Prior, found: _Found
     ) -> None:
         """Guesses of the first layer's units. [Geiping] Proposition 3.1"""
         at = {e.name: e for e in task.layout.entries}
-        weight, bias = (at[name] for name in ends.input_tensors)
+        weight, bias = (at[name] for name in first)
         dw = one.rows[:, weight.offset : weight.offset + weight.size]
         db = one.rows[:, bias.offset : bias.offset + bias.size]
         step = float(np.finfo(np.float32).eps) * float(np.abs(one.start).max())
@@ -305,7 +305,7 @@ class Reconstruction(Audit):
         """Gradient matching of small clients in the first rounds; returns the rows it tried."""
         from fedaudit.audits.reconstruction import small_clients
 
-        if not (ends.first or ends.last) or task.noise_shape() is not None:
+        if ends == LinearEnds() or task.noise_shape() is not None:
             return 0
         tried = 0
         for one in seen[: self.matched_rounds]:

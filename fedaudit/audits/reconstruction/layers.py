@@ -13,17 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LinearEnds:
-    """Names of the linear layers that see the record itself and that give the output; "" if none.
+    """Weight and bias of the linear layers that see the record itself and that give the output;
+    None if there is none.
 
     Both need a bias: without one, dW / db is undefined and labels leave no count.
     """
 
-    first: str = ""
-    last: str = ""
-
-    @property
-    def input_tensors(self) -> tuple[str, str]:
-        return f"{self.first}.weight", f"{self.first}.bias"
+    first: tuple[str, str] | None = None
+    last: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,9 @@ def embedding_end(task: Task, x: Tensor, y: Tensor) -> EmbeddingEnd | None:
     """The embedding that sees tokens x (n, L), from one forward pass; None if none is trained."""
     from torch import nn
 
-    for name, into, _ in _layers_passed(task, x, y, nn.Embedding, ("weight",))[0]:
+    for (tensor,), into, _ in _layers_passed(task, x, y, nn.Embedding, ("weight",))[0]:
         for last_is_read, read in ((True, x), (False, x[..., :-1])):
             if _equal(into, read.clamp_min(0)):
-                tensor = f"{name}.weight"
                 return EmbeddingEnd(tensor, last_is_read, _position(task, tensor, x, y, read))
     return None
 
@@ -89,31 +85,35 @@ def linear_ends(task: Task, x: Tensor, y: Tensor) -> LinearEnds:
 
     seen, output = _layers_passed(task, x, y, nn.Linear, ("weight", "bias"))
     flat = x.reshape(len(x), -1)
-    first = next((n for n, into, _ in seen if _equal(into, flat)), "")
-    last = next((n for n, _, out in seen if torch.is_tensor(output) and _equal(out, output)), "")
-    return LinearEnds(first, last)
+    first = next((of for of, into, _ in seen if _equal(into, flat)), None)
+    last = next(
+        (of for of, _, out in seen if torch.is_tensor(output) and _equal(out, output)), None
+    )
+    return LinearEnds(*((None if of is None else (of[0], of[1])) for of in (first, last)))
 
 
 def _layers_passed(
     task: Task, x: Tensor, y: Tensor, kind: type[nn.Module], tensors: tuple[str, ...]
-) -> tuple[list[tuple[str, Tensor, Tensor]], Any]:
-    """Name, input and output of every layer of a kind that x (n, ...) passes, in that order, and
-    the model's output. Only layers count whose `tensors` are all trained."""
+) -> tuple[list[tuple[tuple[str, ...], Tensor, Tensor]], Any]:
+    """Tensors, input and output of every layer of a kind that x (n, ...) passes, in that order, and
+    the model's output. Only layers count whose `tensors` are all trained; the model itself may be
+    the layer."""
     import torch
 
     trained = set(task.layout.names)
-    seen: list[tuple[str, Tensor, Tensor]] = []
+    seen: list[tuple[tuple[str, ...], Tensor, Tensor]] = []
 
-    def note(name: str) -> Any:
+    def note(own: tuple[str, ...]) -> Any:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen.append((name, inputs[0].detach(), output.detach()))
+            seen.append((own, inputs[0].detach(), output.detach()))
 
         return hook
 
     handles = [
-        module.register_forward_hook(note(name))
+        module.register_forward_hook(note(own))
         for name, module in task.module.named_modules()
-        if isinstance(module, kind) and trained.issuperset(f"{name}.{t}" for t in tensors)
+        if isinstance(module, kind)
+        and trained.issuperset(own := tuple(f"{name}.{t}".lstrip(".") for t in tensors))
     ]
     try:
         with torch.no_grad(), task.evaluating():

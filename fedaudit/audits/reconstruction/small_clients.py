@@ -46,15 +46,15 @@ def rebuild(
         if 0 < prior.sizes.get(sender, 0) <= audit.matched_size and np.any(rows[j])
     ]
     tried = small[: audit.matched_clients]
-    if ends.last:
-        labels |= _label_counts(task, start, rows, senders, tried, ends, prior)
+    if ends.last is not None:
+        labels |= _label_counts(task, start, rows, senders, tried, ends.last[1], prior)
     for j in tried:
-        apart = _separated(task, start, rows[j], ends, prior, rng) if ends.first else None
+        apart = ends.first and _separated(task, start, rows[j], ends.first, prior, rng)
         if apart is not None:
             yield senders[j], apart, "separated"
         if apart is None or len(apart) < prior.sizes[senders[j]]:
             by_size[prior.sizes[senders[j]]].append(j)
-    if not ends.last or not by_size:
+    if ends.last is None or not by_size:
         return
     model = torch.from_numpy(start.copy())
     low, high = (
@@ -89,13 +89,13 @@ def _separated(
     task: Task,
     start: npt.NDArray[np.float32],
     row: npt.NDArray[np.float32],
-    ends: LinearEnds,
+    first: tuple[str, str],
     prior: Prior,
     rng: np.random.Generator,
 ) -> Floats | None:
     """Plausible records (n, D) that the first layer's zeros tell apart."""
     at = {e.name: slice(e.offset, e.offset + e.size) for e in task.layout.entries}
-    weight, bias = (at[name] for name in ends.input_tensors)
+    weight, bias = (at[name] for name in first)
     db = row[bias]
     rounding = 0.5 * float(np.finfo(np.float32).eps) * float(np.abs(start[weight]).max())
     x = separation.separate(row[weight].reshape(len(db), -1), db, rounding, rng)
@@ -111,13 +111,13 @@ def _label_counts(
     rows: npt.NDArray[np.float32],
     senders: tuple[str, ...],
     which: list[int],
-    ends: LinearEnds,
+    last_bias: str,
     prior: Prior,
 ) -> dict[str, Indices]:
     """Counts (C,) of classes for each of some senders, from the last bias's update."""
     typical = _softmax(task, torch.from_numpy(start.copy()), prior)
     rate = prior.learning_rate or LEARNING_RATE
-    bias = next(e for e in task.layout.entries if e.name == f"{ends.last}.bias")
+    bias = next(e for e in task.layout.entries if e.name == last_bias)
     out = {}
     for j in which:
         moved = rows[j, bias.offset : bias.offset + bias.size].astype(np.float64)

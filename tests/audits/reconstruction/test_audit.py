@@ -151,10 +151,13 @@ def test_a_guess_hits_its_nearest_record_only():
 def test_layers_at_both_ends_are_found_by_running_the_model():
     x, y = torch.rand(2, WIDTH), torch.zeros(2, dtype=torch.int64)
     assert linear_ends(model(), x, y) == linear_ends(model(), x.view(2, 3, 4), y)
-    assert linear_ends(model(), x, y).input_tensors == ("1.weight", "1.bias")
+    assert linear_ends(model(), x, y).first == ("1.weight", "1.bias")
     images = Classifier(cnn((1, 8, 8), [4], CLASSES))
     ends = linear_ends(images, torch.rand(1, 1, 8, 8), y[:1])
-    assert (ends.first, bool(ends.last)) == ("", True)
+    assert ends.first is None
+    assert ends.last is not None
+    alone = linear_ends(Classifier(torch.nn.Linear(WIDTH, CLASSES)), x, y)
+    assert alone.first == alone.last == ("weight", "bias")
 
 
 # -- the audit ------------------------------------------------------------------------------------
