@@ -1,5 +1,6 @@
 """A recording beside training by other software: threads, full disks, limits, bare imports."""
 
+import functools
 import logging
 import resource
 import subprocess
@@ -53,14 +54,31 @@ def test_threads_may_send_at_once(tmp_path):
     assert found == {name: float(i) for i, name in enumerate(senders)}
 
 
+def small_files(test):
+    """Lifts the limit of `full_disk` when `test` ends.
+
+    Before pytest reports, that is: what it prints to may be a longer file.
+    """
+
+    @functools.wraps(test)
+    def limited(*args, **given):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            return test(*args, **given)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
+
+
 @pytest.fixture
 def full_disk():
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
 
 
 @pytest.mark.parametrize("limits", [None, STEADY])
+@small_files
 def test_a_full_disk_is_the_callers_error_or_ends_the_recording(
     limits, tmp_path, full_disk, caplog
 ):
@@ -175,6 +193,7 @@ def test_the_training_beside_a_steady_recorder_keeps_its_own_errors(tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["full disk", "lost file", "no round"])
+@small_files
 def test_a_released_model_that_cannot_be_added_stops_a_steady_recording(
     fault, tmp_path, full_disk, caplog
 ):

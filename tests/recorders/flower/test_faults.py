@@ -1,5 +1,6 @@
 """A recording that fails, is limited or breaks a policy: what happens to the run beside it."""
 
+import functools
 import io
 import json
 import resource
@@ -25,14 +26,30 @@ def values(result):
     return {k: a.numpy().tobytes() for k, a in result.arrays.items()}
 
 
+def small_files(test):
+    """Lifts the limit of `full_disk` when `test` ends.
+
+    Before pytest reports, that is: what it prints to may be a longer file.
+    """
+
+    @functools.wraps(test)
+    def limited(*args, **given):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        try:
+            return test(*args, **given)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
+
+
 @pytest.fixture
 def full_disk():
-    """Files of more than 3,000 bytes cannot be written while the test runs."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
 
 
+@small_files
 def test_a_full_disk_stops_the_recording_and_not_the_run(apps, tmp_path, full_disk, caplog):
     plain = apps.run(strategies.FedAvg())
 
